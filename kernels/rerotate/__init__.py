@@ -1,0 +1,5 @@
+"""Keys to new positions."""
+
+from mpic_rag.kernels.rerotate.reference import rerotate
+
+__all__ = ["rerotate"]

@@ -1,0 +1,95 @@
+"""Place chunk KVs in a prompt: slots, positions, rotation, one contiguous cache a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from mpic_rag.cache import LinkedCache
+from mpic_rag.kernels.rerotate import rerotate
+from mpic_rag.model import Model
+from mpic_rag.segment import ChunkKV, Segment
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A segment of the prompt: its KV, if it is reused, and where it starts once placed."""
+
+    segment: Segment
+    kv: ChunkKV | None = None
+    slot: int = 0
+    position: int = 0
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """Indices in the prompt [tokens]."""
+        return torch.arange(self.slot, self.slot + len(self.segment))
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Position ids in the prompt [axes, tokens]."""
+        return self.segment.positions + self.position
+
+
+def place(pieces: Sequence[Piece], slot: int, position: int) -> tuple[list[Piece], int]:
+    """Lay pieces out one behind the other; also returns the position after the last."""
+    placed = []
+    for piece in pieces:
+        placed.append(replace(piece, slot=slot, position=position))
+        slot += len(piece.segment)
+        position += piece.segment.span
+    return placed, position
+
+
+def link(model: Model, cache: LinkedCache, pieces: Sequence[Piece]) -> None:
+    """Extend the cache by all pieces and fill in the reused ones, rotated to their positions."""
+    cache.extend(sum(len(piece.segment) for piece in pieces))
+    reused = [(piece, piece.kv) for piece in pieces if piece.kv is not None]
+    if not reused:
+        return
+    slots = torch.cat([piece.slots for piece, _ in reused]).to(model.device)
+    cos, sin = model.rotary(torch.cat([piece.positions for piece, _ in reused], dim=1))
+    for n, layer in enumerate(cache.layers):
+        keys = torch.cat([kv.keys[n] for _, kv in reused], dim=1).to(model.device)
+        values = torch.cat([kv.values[n] for _, kv in reused], dim=1).to(model.device)
+        layer.keys[0].index_copy_(1, slots, rerotate(keys, cos, sin))
+        layer.values[0].index_copy_(1, slots, values)
+
+
+def causal_mask(slots: torch.Tensor, total: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """Additive mask [rows, total]: each row sees the slots up to its own.
+
+    None where plain causal attention says the same: for every slot in order, or the last alone.
+    """
+    rows = len(slots)
+    if rows == total or (rows == 1 and int(slots[0]) == total - 1):
+        return None
+    mask = torch.zeros(rows, total, dtype=dtype, device=slots.device)
+    hidden = torch.arange(total, device=slots.device) > slots[:, None]
+    return mask.masked_fill_(hidden, float("-inf"))
+
+
+def prefill(
+    model: Model, cache: LinkedCache, pieces: Sequence[Piece], rows: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """One pass over the chosen rows of each piece; returns the last one's hidden state [1, hidden].
+
+    Their fresh keys and values overwrite the cache; each sees all slots up to its own. Every
+    slot of `pieces` must be either linked or chosen, and the last one chosen.
+    """
+    chosen = [(piece, r.nonzero().flatten()) for piece, r in zip(pieces, rows, strict=True)]
+    chosen = [(piece, index) for piece, index in chosen if len(index)]
+    slots = torch.cat([piece.slot + index for piece, index in chosen]).to(model.device)
+    cache.scatter(slots)
+    try:
+        hidden = model.forward(
+            torch.cat([model.embed(piece.segment, index) for piece, index in chosen]),
+            torch.cat([piece.positions[:, index] for piece, index in chosen], dim=1),
+            cache,
+            causal_mask(slots, cache.length, model.dtype),
+        )
+    finally:
+        cache.scatter(None)
+    return hidden[-1:]

@@ -1,0 +1,327 @@
+"""The only file that knows transformers' models: loading, refusing, embedding, running."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+)
+
+from mpic_rag.cache import LinkedCache
+from mpic_rag.documents import Part, Picture
+from mpic_rag.segment import Segment
+from mpic_rag.tokens import Codec
+
+BUNDLED = Path(__file__).parent / "data" / "model"
+
+
+@dataclass(frozen=True)
+class Family:
+    """What sets one architecture apart: where its text model is, positions, image markers."""
+
+    decoder: str
+    axes: int = 1
+    markers: tuple[str, str] | None = None  # None: texts only
+
+
+FAMILIES = {
+    "llama": Family("model"),
+    "llava": Family("model.language_model", markers=("", "")),
+    "qwen2_5_vl": Family("model.language_model", 3, ("<|vision_start|>", "<|vision_end|>")),
+}
+_REFUSED = {
+    "a recurrent state, which can't be cut at chunk borders": (
+        "mamba mamba2 falcon_mamba jamba bamba rwkv recurrent_gemma qwen3_next zamba zamba2"
+    ),
+    "learned absolute positions, which are part of every key and value and can't be moved": (
+        "gpt2 gpt_neo gpt_bigcode openai-gpt opt bert roberta biogpt xglm"
+    ),
+}
+_ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # angles don't depend on the length
+_NOT_CONTENT = {"_name_or_path", "transformers_version"}  # of a config
+
+
+class UnsupportedModelError(ValueError):
+    """The model can't be served from moved caches; the message says why, in one sentence."""
+
+
+class Model:
+    """A loaded model; tensors carry no batch dimension: [tokens, hidden], [heads, tokens, dim]."""
+
+    def __init__(self, network: Any, tokenizer: Any, image_processor: Any = None) -> None:
+        self.family = check(network.config)
+        self.network = network.eval()
+        self.codec = Codec(tokenizer)
+        self.image_processor = image_processor
+        self.decoder = attrgetter(self.family.decoder)(network)
+        config = self.decoder.config
+        self.layers: int = config.num_hidden_layers
+        self.kv_heads: int = config.num_key_value_heads
+        self.head_dim: int = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        self.max_tokens: int = config.max_position_embeddings
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path = BUNDLED,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Model:
+        """Load a folder, a GGUF file or a hub name; raises `ValueError` with cause and cure.
+
+        The default device is the accelerator, where there is one; the default dtype is bfloat16
+        there and float32 on a CPU, many of which have no fast bfloat16.
+        """
+        if device is None:
+            found = torch.accelerator.current_accelerator(check_available=True)
+            device = found if found is not None else torch.device("cpu")
+        device = torch.device(device)
+        dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
+        source, options = str(name), {}
+        if source.endswith(".gguf"):
+            source, options = str(Path(source).parent), {"gguf_file": Path(source).name}
+        try:
+            config = AutoConfig.from_pretrained(source, **options)
+            family = check(config)
+            auto = AutoModelForImageTextToText if family.markers else AutoModelForCausalLM
+            # Weights come as safetensors or GGUF: pickled ones could run code.
+            network = auto.from_pretrained(
+                source, dtype=dtype, use_safetensors=True, **options
+            ).to(device)
+            tokenizer = AutoTokenizer.from_pretrained(source, **options)
+            images = AutoImageProcessor.from_pretrained(source) if family.markers else None
+        except UnsupportedModelError:
+            raise
+        except (OSError, ValueError, KeyError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise ValueError(
+                f"can't load the model {name}: {first} (--model takes a folder that"
+                " `save_pretrained` wrote, a .gguf file, or a name on the Hugging Face hub)"
+            ) from error
+        return cls(network, tokenizer, images)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.network.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' type, and so that of keys and values."""
+        return self.network.dtype
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of weights, config, tokenizer and image processor: equal means equal KV."""
+        digest = xxhash.xxh3_128()
+        for name, tensor in self.network.state_dict().items():
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(data.numpy())
+        config = self.network.config.to_dict()
+        config = {k: v for k, v in config.items() if k not in _NOT_CONTENT}
+        digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+        digest.update(self.codec.spec.encode())
+        if self.image_processor is not None:
+            digest.update(self.image_processor.to_json_string().encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        stop = self.network.generation_config.eos_token_id
+        stop = stop if isinstance(stop, list) else [stop]
+        return frozenset({*stop, self.codec.tokenizer.eos_token_id} - {None})
+
+    def text_segment(self, ids: Sequence[int]) -> Segment:
+        """Lay out token ids that hold no picture."""
+        return self._layout([(list(ids), None)])
+
+    def segments(self, groups: Sequence[Sequence[Part]], end: str = "\n") -> list[Segment]:
+        """Lay out each group of parts, all pictures in one pass through the vision tower.
+
+        Image markers belong to the part, and `end` to the group: that is the whole rule for
+        template glue, so a chunk is the same tokens whatever stands beside it.
+        """
+        pictures = {p.digest: p for parts in groups for p in parts if isinstance(p, Picture)}
+        features = dict(zip(pictures, self.features(list(pictures.values())), strict=True))
+        tail = self.codec.encode(end) if end else []
+        return [
+            self._layout(
+                [
+                    (self.codec.encode(part), None)
+                    if isinstance(part, str)
+                    else ([], features[part.digest])
+                    for part in parts
+                ]
+                + [(tail, None)]
+            )
+            for parts in groups
+        ]
+
+    @torch.inference_mode()
+    def features(self, pictures: Sequence[Picture]) -> list[tuple[torch.Tensor, tuple[int, int]]]:
+        """Run the vision tower; per picture its rows [image tokens, hidden] and (height, width)."""
+        if not pictures:
+            return []
+        if self.family.markers is None:
+            raise ValueError("this model reads texts only; choose a vision-language model")
+        images = [picture.decode() for picture in pictures]
+        try:
+            pixels = self.image_processor(images=images, return_tensors="pt").to(self.device)
+        except ValueError as error:
+            names = ", ".join(picture.name for picture in pictures)
+            raise ValueError(f"the model can't take the picture {names}: {error}") from error
+        outputs = self.network.get_image_features(**pixels, return_dict=True).pooler_output
+        if "image_grid_thw" in pixels:
+            merge = self.image_processor.merge_size
+            sizes = [(h // merge, w // merge) for _, h, w in pixels["image_grid_thw"].tolist()]
+        else:
+            sizes = [(1, rows.shape[0]) for rows in outputs]
+        return list(zip((rows.to(self.dtype) for rows in outputs), sizes, strict=True))
+
+    def embed(self, segment: Segment, rows: torch.Tensor) -> torch.Tensor:
+        """Input embeddings [rows, hidden] of the chosen rows, image features in their places."""
+        embeds = self.decoder.get_input_embeddings()(segment.ids[rows].to(self.device))
+        images = segment.images[rows] > 0
+        if images.any():
+            index = (segment.images > 0).cumsum(0)[rows][images] - 1
+            embeds[images.to(self.device)] = segment.features[index].to(embeds)
+        return embeds
+
+    def rotary(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines [tokens, dim] at positions [axes, tokens], from the model's module."""
+        like = torch.empty(0, dtype=self.dtype, device=self.device)
+        cos, sin = self.decoder.rotary_emb(like, self._position_ids(positions))
+        return cos[0], sin[0]
+
+    def forward(
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        cache: LinkedCache,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Run the text model; returns hidden states [tokens, hidden] and writes the cache.
+
+        embeds [tokens, hidden], positions [axes, tokens], mask [tokens, slots] additive, or None
+        for plain causal attention.
+        """
+        return self.decoder(
+            inputs_embeds=embeds[None],
+            position_ids=self._position_ids(positions),
+            attention_mask=None if mask is None else mask[None, None],
+            cache=cache,
+            use_cache=True,
+        ).last_hidden_state[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores [tokens, vocabulary] in float32."""
+        return self.network.get_output_embeddings()(hidden).float()
+
+    @contextmanager
+    def captured_keys(self) -> Iterator[list[torch.Tensor]]:
+        """Collect each layer's keys before RoPE, [heads, tokens, dim], while inside."""
+        keys: list[torch.Tensor] = []
+
+        def keep(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
+            keys.append(output[0].unflatten(-1, (self.kv_heads, self.head_dim)).transpose(0, 1))
+
+        hooks = [
+            layer.self_attn.k_proj.register_forward_hook(keep) for layer in self.decoder.layers
+        ]
+        try:
+            yield keys
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _position_ids(self, positions: torch.Tensor) -> torch.Tensor:
+        positions = positions.to(self.device)
+        return positions[:, None] if self.family.axes > 1 else positions
+
+    def _layout(
+        self, parts: Sequence[tuple[list[int], tuple[torch.Tensor, tuple[int, int]] | None]]
+    ) -> Segment:
+        """Join token runs and pictures; text after a picture starts at its largest position + 1."""
+        ids: list[int] = []
+        images: list[int] = []
+        positions: list[torch.Tensor] = []
+        features: list[torch.Tensor] = []
+        start = 0
+
+        def text(run: list[int]) -> None:
+            nonlocal start
+            ids.extend(run)
+            images.extend([0] * len(run))
+            positions.append(torch.arange(start, start + len(run)).repeat(self.family.axes, 1))
+            start += len(run)
+
+        for run, picture in parts:
+            if picture is None:
+                text(run)
+                continue
+            assert self.family.markers is not None
+            before, after = map(self.codec.control, self.family.markers)
+            rows, (height, width) = picture
+            text(before)
+            ids.extend([self.network.config.image_token_id] * len(rows))
+            images.extend([len(features) + 1] * len(rows))
+            features.append(rows)
+            if self.family.axes == 1:
+                grid = torch.arange(len(rows))[None]
+            else:
+                t, y, x = torch.meshgrid(
+                    *(torch.arange(n) for n in (1, height, width)), indexing="ij"
+                )
+                grid = torch.stack([t, y, x]).flatten(1)
+            positions.append(grid + start)
+            start += int(grid.max()) + 1
+            text(after)
+        width = self.decoder.config.hidden_size
+        none = torch.empty(0, width, dtype=self.dtype, device=self.device)
+        return Segment(
+            torch.tensor(ids, dtype=torch.long),
+            torch.cat(positions, 1),
+            torch.tensor(images, dtype=torch.int32),
+            torch.cat(features) if features else none,
+        )
+
+
+def check(config: Any) -> Family:
+    """Return the family of a config; raises `UnsupportedModelError` with the reason."""
+    kind = config.model_type
+    text = config.get_text_config()
+    for reason, kinds in _REFUSED.items():
+        if {kind, text.model_type} & set(kinds.split()):
+            raise UnsupportedModelError(f"{kind} can't be supported: it has {reason}.")
+    if kind not in FAMILIES or (kind == "llava" and text.model_type != "llama"):
+        name = kind if text.model_type == kind else f"{kind} on {text.model_type}"
+        raise UnsupportedModelError(
+            f"{name} is not supported yet; supported are {', '.join(FAMILIES)} (llava on llama)."
+        )
+    rope = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in _ROPE_TYPES:
+        raise UnsupportedModelError(
+            f"{kind} with {rope} RoPE can't be supported: its angles change with the length of"
+            " the prompt, so a stored key can't be moved."
+        )
+    if set(getattr(text, "layer_types", None) or []) - {"full_attention"}:
+        raise UnsupportedModelError(f"{kind} with sliding-window layers is not supported yet.")
+    return FAMILIES[kind]

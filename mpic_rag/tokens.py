@@ -1,0 +1,144 @@
+"""Text to token ids: the chat template cut into fixed pieces, everything else as plain text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_SLOT = "@@slot-{}@@"
+
+
+@dataclass(frozen=True)
+class Template:
+    """A chat as token ids: `prefix` user `suffix` answer `between` user `suffix` answer ..."""
+
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    between: tuple[int, ...]
+
+
+class Codec:
+    """Encodes texts one by one, so that a chunk has the same tokens everywhere.
+
+    Only the chat template may yield control tokens. Text that merely looks like one, from a
+    document or a user, is encoded character by character, as the plain text that it is.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ValueError("this model has no tokenizer.json; convert its tokenizer first")
+        self.tokenizer = tokenizer
+        spec = json.loads(backend.to_str())
+        spec["post_processor"] = None  # adds a beginning-of-text token to whatever is encoded
+        for stage in ("normalizer", "pre_tokenizer"):
+            spec[stage] = _without_prefix_space(spec[stage])
+        self._template = Tokenizer.from_str(json.dumps(spec))
+        self._control = {token["id"] for token in spec["added_tokens"]}
+        self._plain = Tokenizer.from_str(json.dumps({**spec, "added_tokens": []}))
+
+    @property
+    def spec(self) -> str:
+        """The tokenizer's definition; part of a model's fingerprint."""
+        return self.tokenizer.backend_tokenizer.to_str()
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a text of any origin; never returns a control token."""
+        ids = self._plain.encode(text, add_special_tokens=False).ids
+        if not self._control.isdisjoint(ids):
+            raise ValueError(f"the tokenizer makes control tokens of plain text: {text[:80]!r}")
+        return ids
+
+    def control(self, token: str) -> list[int]:
+        """Encode one of the model's own markers, or nothing where it has none."""
+        return self._template.encode(token, add_special_tokens=False).ids
+
+    def template(self, system: str | None = None) -> Template:
+        """Render the chat template once around placeholders and cut it there."""
+        messages = [{"role": "system", "content": system}] if system else []
+        messages += [
+            {"role": role, "content": _SLOT.format(n)}
+            for n, role in enumerate(("user", "assistant", "user"))
+        ]
+        prefix, _, between, suffix = self._cut(messages)
+        return Template(
+            tuple(self._first(prefix)), tuple(self.control(suffix)), tuple(self.control(between))
+        )
+
+    def _cut(self, messages: list[dict[str, Any]]) -> list[str]:
+        if not self.tokenizer.chat_template:
+            return ["", "\n", "\n", "\n"]
+        # A date in a template would change the compile prefix, and with it every key, each day.
+        fixed = {"tokenize": False, "add_generation_prompt": True, "date_string": "1 Jan 2024"}
+        text = self.tokenizer.apply_chat_template(messages, **fixed)
+        if _SLOT.format(0) not in text:  # vision templates that only take a list of parts
+            for message in messages:
+                message["content"] = [{"type": "text", "text": message["content"]}]
+            text = self.tokenizer.apply_chat_template(messages, **fixed)
+        pieces = []
+        for n in range(3):
+            piece, found, text = text.partition(_SLOT.format(n))
+            if not found:
+                raise ValueError("the chat template does not show user and assistant in turn")
+            pieces.append(piece)
+        return [*pieces, text]
+
+    def _first(self, text: str) -> list[int]:
+        """Encode what opens the prompt as the tokenizer itself would, with one BOS at most."""
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        opening = self.tokenizer("", add_special_tokens=True)["input_ids"]
+        bos = self.tokenizer.bos_token_id
+        return [bos, *ids] if bos in opening[:1] and ids[:1] != [bos] else ids
+
+
+class Detokenizer:
+    """Token ids to text as they come, holding back characters that are not complete.
+
+    `tokenizers.DecodeStream` does this too, but raises on bytes that are no UTF-8, which a model
+    is free to produce.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self._decode = codec.tokenizer.backend_tokenizer.decode
+        self._ids: list[int] = []
+        self._shown = 0  # ids whose text has been returned ...
+        self._start = 0  # ... and a little before them, since a decoder looks at neighbours
+
+    def step(self, token: int) -> str:
+        """Return the text that a token completes, which may be none."""
+        self._ids.append(token)
+        text = self._new()
+        if not text or text.endswith("\ufffd"):
+            return ""
+        self._start, self._shown = self._shown, len(self._ids)
+        return text
+
+    def flush(self) -> str:
+        """Return what was held back."""
+        text = self._new()
+        self._start = self._shown = len(self._ids)
+        return text
+
+    def _new(self) -> str:
+        shown = self._decode(self._ids[self._start : self._shown])
+        return self._decode(self._ids[self._start :])[len(shown) :]
+
+
+def _without_prefix_space(stage: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Stop SentencePiece-style stages from putting a space before each encoded piece."""
+    if stage is None:
+        return None
+    if stage["type"] == "Sequence":
+        name = "normalizers" if "normalizers" in stage else "pretokenizers"
+        kept = [s for s in map(_without_prefix_space, stage[name]) if s is not None]
+        return {**stage, name: kept}
+    if stage["type"] == "Prepend":
+        return None
+    if stage["type"] == "Metaspace":
+        return {**stage, "prepend_scheme": "never"}
+    if stage["type"] == "ByteLevel":
+        return {**stage, "add_prefix_space": False}
+    return stage

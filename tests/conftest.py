@@ -1,0 +1,72 @@
+from functools import cache
+
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from tiny import tiny
+
+from mpic_rag import Chunk, Document, Engine, Picture, Store
+from mpic_rag.cache import LinkedCache
+
+FAMILIES = ("llama", "llava", "qwen2_5_vl")
+family = cache(tiny)  # weights are never changed, so one of each serves all tests
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request):
+    return family(request.param)
+
+
+@pytest.fixture
+def text_model():
+    return family("llama")
+
+
+@pytest.fixture
+def vision_model():
+    return family("qwen2_5_vl")
+
+
+@pytest.fixture(autouse=True)
+def poisoned_caches(monkeypatch):
+    """New cache slots hold NaN: whoever reads one that nobody wrote will notice."""
+    allocate = LinkedCache.allocate.__func__
+
+    def poisoned(cls, *args):
+        cache = allocate(cls, *args)
+        cache._keys.fill_(torch.nan)
+        cache._values.fill_(torch.nan)
+        return cache
+
+    monkeypatch.setattr(LinkedCache, "allocate", classmethod(poisoned))
+
+
+@pytest.fixture
+def make_engine(tmp_path):
+    return lambda model, **kwargs: Engine(model, Store(tmp_path / "store"), **kwargs)
+
+
+def picture(size, color, name="picture"):
+    image = Image.new("RGB", size, color)
+    ImageDraw.Draw(image).rectangle((5, 8, size[0] // 2, size[1] - 9), fill="white")
+    return Picture.of(image, name)
+
+
+@pytest.fixture
+def shelf(model):
+    """Documents with split texts, pictures first, last and alone, in two sizes, one-token chunks."""
+    if model.family.markers is None:
+        small, large = "a small red box", "a tall blue box, twice as high"
+    else:
+        small, large = picture((56, 28), "red"), picture((56, 84), "blue")
+    return [
+        Document.of("amber", [["amber station. its sign:"], [small], ["its keeper is maria."]]),
+        Document.of("cliff", [[large, "the bars of cliff"], ["see", small, large], ["x"]]),
+        Document.of("lone", [["a lone text, 1904."]]),
+        Document.of("twin", [[small], [large]]),
+    ]
+
+
+@pytest.fixture
+def chunk_of():
+    return Chunk.of
