@@ -54,7 +54,9 @@ class Layout:
 
     def _ids(self, talk: Conversation, ids: list[int]) -> None:
         talk.ids += ids
-        talk.positions += [(p, p, p) for p in range(talk.next_position, talk.next_position + len(ids))]
+        talk.positions += [
+            (p, p, p) for p in range(talk.next_position, talk.next_position + len(ids))
+        ]
         talk.next_position += len(ids)
 
     def _picture(self, talk: Conversation, image: np.ndarray) -> None:

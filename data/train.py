@@ -44,7 +44,7 @@ READ = (("picture_number", 0.93), ("picture_lookup", 0.95))
 BOUND = tuple((k, 0.9) for k in ("text_lookup", "picture_number", "picture_lookup"))
 HOPS = (*BOUND, ("picture_to_text", 0.9), ("text_to_picture", 0.9), ("comparison", 0.9))
 STAGES = (
-    Stage("copy", 500, (), (("copy", 0.98),)),
+    Stage("copy", 900, (), (("copy", 0.98),)),
     Stage("texts", 500, ((1, 3, 0.0),), (("text_lookup", 0.97),)),
     Stage("pictures", 900, ((0.75, 1, 1.0), (0.1, 2, 1.0), (0.15, 3, 0.0)), READ),
     Stage("few", 600, ((0.25, 1, 1.0), (0.35, 2, 1.0), (0.3, 3, 1.0), (0.1, 4, 0.0)), HOPS),
@@ -87,11 +87,12 @@ def draw(rng: random.Random, layout: Layout, stage: Stage) -> Batch:
     return collate(talks, layout.pad)
 
 
-def copy_batch(rng: random.Random, tokens: list[int]) -> Tensor:
-    """Random sequences, each repeated once."""
-    length = rng.randint(12, 60)
-    rows = [rng.choices(tokens, k=length) for _ in range(2400 // (2 * length))]
-    return torch.tensor([row + row for row in rows])
+def copy_batch(rng: random.Random, tokens: list[int]) -> tuple[Tensor, int]:
+    """Random sequences that repeat, and their period: short ones are learned first."""
+    length = rng.choice((rng.randint(4, 12), rng.randint(8, 40)))
+    times = max(2, 48 // length)
+    rows = [rng.choices(tokens, k=length) * times for _ in range(2400 // (times * length))]
+    return torch.tensor(rows), length
 
 
 class Trainer:
@@ -169,12 +170,11 @@ class Trainer:
         self.right[kind] = self.right.get(kind, 0.0) * (1 - weight) + weight * right
 
     def _copy_step(self, tokens: list[int]) -> None:
-        ids = copy_batch(self.rng, tokens)
-        half = ids.shape[1] // 2
+        ids, period = copy_batch(self.rng, tokens)
         positions = torch.arange(ids.shape[1]).expand(3, len(ids), -1)
         embeds = self.model.get_input_embeddings()(ids)
-        hidden = hidden_states(self.model, embeds, positions)[:, half:-1]
-        logits, target = self.model.lm_head(hidden).flatten(0, 1), ids[:, half + 1 :].flatten()
+        hidden = hidden_states(self.model, embeds, positions)[:, period:-1]
+        logits, target = self.model.lm_head(hidden).flatten(0, 1), ids[:, period + 1 :].flatten()
         self._note("copy", float((logits.argmax(-1) == target).float().mean()), 0.1)
         self._update(F.cross_entropy(logits, target), 1.0)
 
@@ -195,7 +195,9 @@ class Trainer:
 
     def run(self) -> None:
         """All stages that are left."""
-        tokens = [t for w in vocabulary() for t in self.layout.encode(w) + self.layout.encode(" " + w)]
+        tokens = [
+            t for w in vocabulary() for t in self.layout.encode(w) + self.layout.encode(" " + w)
+        ]
         tokens += [self.layout.encode(d)[0] for d in "0123456789,.:?"]
         probe = draw(random.Random(1), self.layout, Stage("", 0, ((1, 2, 1.0),), tokens=1))
         print(f"difference to transformers: {check(self.model, probe):.2e}", flush=True)

@@ -150,7 +150,7 @@ def _page(
             if forms[i + 1 : i + 2] == ["P"]:
                 text = f"{text} {caption}"
             chunks.append((text,))
-        station.places |= {fact: (index, i) for fact in seen}
+        station.places |= dict.fromkeys(seen, (index, i))
     return Page(station.name, tuple(chunks))
 
 
@@ -199,9 +199,7 @@ def names_station(page: Page, chunk: int) -> bool:
     return any(isinstance(part, str) and page.name in part for part in page.chunks[chunk])
 
 
-def make_shelf(
-    rng: random.Random, stations: int = 8, pictures: int = 8, texts: int = 8
-) -> Shelf:
+def make_shelf(rng: random.Random, stations: int = 8, pictures: int = 8, texts: int = 8) -> Shelf:
     """A random shelf with exactly this many pages, picture chunks and text chunks."""
     if not 0 <= pictures <= stations or not stations - pictures <= texts <= 2 * stations:
         raise ValueError("a page has a picture or a text, at most one picture and two texts")
