@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -50,7 +49,6 @@ class Engine:
         self.selector = selector
         Selector.parse(selector)
         self.compiler = Compiler(model, mode, warmup)
-        self.lock = threading.Lock()  # one pass at a time: compiling hooks into the model
         self._prefixes: dict[str | None, tuple[LinkedCache, int]] = {}
         self._background = ThreadPoolExecutor(1, "compile")
         self._pending: list[Future[None]] = []
@@ -61,7 +59,7 @@ class Engine:
         """Compile what the store lacks; returns how many chunks that was. Safe to interrupt."""
         total = 0
         for document in documents:
-            with self.lock:
+            with self.model.lock:
                 new = self.compiler.put_document(document, self.store)
             total += new
             if progress:
@@ -122,7 +120,7 @@ class Engine:
         """Compile chunks in isolation in the background: their documents aren't at hand."""
 
         def work(chunk: Chunk) -> None:
-            with self.lock:
+            with self.model.lock:
                 kv = self.compiler.compile([chunk])[0]
             put(self.store, self.compiler.key(chunk, "isolated"), kv)
 
@@ -181,13 +179,13 @@ class Conversation:
         watch = Stopwatch(stream.report, model.device)
         missed: list[Chunk] = []
         try:
-            with engine.lock, torch.inference_mode():
+            with model.lock, torch.inference_mode():
                 hidden, missed = self._prefill(stream, watch)
             sampler = Sampler(stream.sampling)
             detokenizer = Detokenizer(model.codec)
             self.answer = []
             for n in range(stream.max_tokens):
-                with engine.lock, torch.inference_mode():
+                with model.lock, torch.inference_mode():
                     if n:
                         hidden = self._step()
                     token = sampler(model.logits(hidden))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ _REFUSED = {
     ),
 }
 _ROPE_TYPES = {"default", "linear", "llama3", "yarn"}  # angles don't depend on the length
-_NOT_CONTENT = {"_name_or_path", "transformers_version"}  # of a config
+# Keys of a config that say where it came from, or repeat what the weights say.
+_NOT_CONTENT = {"_name_or_path", "architectures", "dtype", "transformers_version"}
 
 
 class UnsupportedModelError(ValueError):
@@ -67,6 +69,8 @@ class Model:
         self.network = network.eval()
         self.codec = Codec(tokenizer)
         self.image_processor = image_processor
+        # One pass at a time, whoever shares this model: compiling hooks into its layers.
+        self.lock = threading.Lock()
         self.decoder = attrgetter(self.family.decoder)(network)
         config = self.decoder.config
         self.layers: int = config.num_hidden_layers
@@ -134,8 +138,7 @@ class Model:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             digest.update(data.numpy())
-        config = self.network.config.to_dict()
-        config = {k: v for k, v in config.items() if k not in _NOT_CONTENT}
+        config = _content(self.network.config.to_dict())
         digest.update(json.dumps(config, sort_keys=True, default=str).encode())
         digest.update(self.codec.spec.encode())
         if self.image_processor is not None:
@@ -302,6 +305,12 @@ class Model:
             torch.tensor(images, dtype=torch.int32),
             torch.cat(features) if features else none,
         )
+
+
+def _content(config: Any) -> Any:
+    if not isinstance(config, dict):
+        return config
+    return {key: _content(value) for key, value in config.items() if key not in _NOT_CONTENT}
 
 
 def check(config: Any) -> Family:

@@ -73,8 +73,9 @@ class Store:
                 return _read(file.fileno(), names)
         except FileNotFoundError:
             raise KeyError(key) from None
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise StoreError(f"unreadable: {error}") from error
+        # What a damaged header makes the parser raise.
+        except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+            raise StoreError(f"unreadable: {error!r}") from error
 
     def delete(self, key: str) -> bool:
         """Delete an entry; returns whether there was one."""

@@ -34,10 +34,11 @@ class Codec:
         self.tokenizer = tokenizer
         spec = json.loads(backend.to_str())
         spec["post_processor"] = None  # adds a beginning-of-text token to whatever is encoded
+        self._markers = Tokenizer.from_str(json.dumps(spec))
+        self._marker_texts = [token["content"] for token in spec["added_tokens"]]
+        self._control = {token["id"] for token in spec["added_tokens"]}
         for stage in ("normalizer", "pre_tokenizer"):
             spec[stage] = _without_prefix_space(spec[stage])
-        self._template = Tokenizer.from_str(json.dumps(spec))
-        self._control = {token["id"] for token in spec["added_tokens"]}
         self._plain = Tokenizer.from_str(json.dumps({**spec, "added_tokens": []}))
 
     @property
@@ -52,9 +53,18 @@ class Codec:
             raise ValueError(f"the tokenizer makes control tokens of plain text: {text[:80]!r}")
         return ids
 
-    def control(self, token: str) -> list[int]:
-        """Encode one of the model's own markers, or nothing where it has none."""
-        return self._template.encode(token, add_special_tokens=False).ids
+    def control(self, text: str) -> list[int]:
+        """Encode a piece of the model's own template, or a marker; "" gives nothing.
+
+        From the first marker on as the tokenizer does it, which may put a space behind each
+        marker; what stands before it continues a text and gets none.
+        """
+        cut = min((n for n in map(text.find, self._marker_texts) if n >= 0), default=len(text))
+        head, tail = (
+            tokenizer.encode(piece, add_special_tokens=False).ids
+            for tokenizer, piece in ((self._plain, text[:cut]), (self._markers, text[cut:]))
+        )
+        return head + tail
 
     def template(self, system: str | None = None) -> Template:
         """Render the chat template once around placeholders and cut it there."""

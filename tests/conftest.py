@@ -2,10 +2,9 @@ from functools import cache
 
 import pytest
 import torch
-from PIL import Image, ImageDraw
-from tiny import tiny
+from tiny import picture, tiny
 
-from mpic_rag import Chunk, Document, Engine, Picture, Store
+from mpic_rag import Chunk, Document, Engine, Store
 from mpic_rag.cache import LinkedCache
 
 FAMILIES = ("llama", "llava", "qwen2_5_vl")
@@ -44,12 +43,6 @@ def poisoned_caches(monkeypatch):
 @pytest.fixture
 def make_engine(tmp_path):
     return lambda model, **kwargs: Engine(model, Store(tmp_path / "store"), **kwargs)
-
-
-def picture(size, color, name="picture"):
-    image = Image.new("RGB", size, color)
-    ImageDraw.Draw(image).rectangle((5, 8, size[0] // 2, size[1] - 9), fill="white")
-    return Picture.of(image, name)
 
 
 @pytest.fixture

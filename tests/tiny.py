@@ -1,6 +1,7 @@
 """Tiny random-weight models of each family, with tokenizers and image processors of their kind."""
 
 import torch
+from PIL import Image, ImageDraw
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import (
     CLIPImageProcessor,
@@ -15,6 +16,7 @@ from transformers import (
     Qwen2VLImageProcessor,
 )
 
+from mpic_rag import Picture
 from mpic_rag.model import Model
 
 CHATML = (
@@ -31,6 +33,13 @@ VICUNA = (
 )
 MARKERS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+
+
+def picture(size, color, name="picture"):
+    """A coloured picture with a white line across."""
+    image = Image.new("RGB", size, color)
+    ImageDraw.Draw(image).line((0, 0, *size), fill="white", width=3)
+    return Picture.of(image, name)
 
 
 def byte_tokenizer(special):
@@ -82,12 +91,12 @@ TEXT = {
 }
 
 
-def tiny(family, dtype=torch.float32):
+def tiny(family, dtype=torch.float32, rope=None):
     """Build a model of the family with fixed random weights."""
     torch.manual_seed(0)
     if family == "llama":
         tokenizer = byte_tokenizer(MARKERS)
-        config = LlamaConfig(vocab_size=len(tokenizer), **TEXT)
+        config = LlamaConfig(vocab_size=len(tokenizer), rope_parameters=rope, **TEXT)
         network, images = LlamaForCausalLM(config), None
     elif family == "llava":
         tokenizer = sentencepiece_tokenizer()

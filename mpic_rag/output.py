@@ -1,0 +1,58 @@
+"""Tables for people, rows for programs: what every printing command shares."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+
+console = Console()
+log = Console(stderr=True)
+
+
+def environment() -> dict[str, Any]:
+    """What figures depend on besides the code."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+    }
+
+
+def write_json(rows: Sequence[dict[str, Any]], target: str) -> None:
+    """Write the environment and flat rows to a file, or to standard output for `-`."""
+    text = json.dumps({"environment": environment(), "rows": list(rows)}, indent=1)
+    if target == "-":
+        print(text)
+    else:
+        Path(target).write_text(text + "\n")
+
+
+def with_json_target(arguments: Sequence[str]) -> list[str]:
+    """Let `--json` stand alone for standard output: click has no option whose value may lack."""
+    result: list[str] = []
+    for n, argument in enumerate(arguments):
+        result.append(argument)
+        follows = arguments[n + 1] if n + 1 < len(arguments) else "-"
+        if argument == "--json" and (follows.startswith("-") and follows != "-" or n + 1 == len(arguments)):
+            result.append("-")
+    return result
+
+
+def fail(message: str) -> None:
+    """Print one line and end with status 1."""
+    log.print(f"error: {message}", style="red", markup=False, highlight=False)
+    sys.exit(1)

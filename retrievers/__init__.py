@@ -1,0 +1,1 @@
+"""What brings chunks to a question."""
