@@ -41,9 +41,7 @@ class PrefixReuse:
             segments = self._segments(chunks)
             placed, position = place([Piece(segment) for segment in segments], 0, 0)
             tail = [*model.codec.encode(question), *self.template.suffix]
-            placed += place(
-                [Piece(model.text_segment(tail))], sum(map(len, segments)), position
-            )[0]
+            placed += place([Piece(model.text_segment(tail))], sum(map(len, segments)), position)[0]
         with watch.stage("lookup"):
             signature = self._sign(placed, chunks)
             pairs = zip(signature, self.signature, strict=False)

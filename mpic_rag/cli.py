@@ -75,8 +75,10 @@ def ask(
     question: Annotated[str, typer.Argument(help="The question.")],
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="Documents to answer from: Markdown, text, pictures, or folders."
-                       " Without any: the first shelf of the bundled guide."),
+        typer.Argument(
+            help="Documents to answer from: Markdown, text, pictures, or folders."
+            " Without any: the first shelf of the bundled guide."
+        ),
     ] = None,
     picture: Annotated[
         list[Path] | None, typer.Option(help="A picture that is part of the question.")

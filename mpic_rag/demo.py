@@ -129,5 +129,3 @@ def context(rows: list[Row]) -> str:
 
 def _marked(row: Row) -> str:
     return f"[green]{row['answer']}[/]" if row["correct"] else f"[red]{row['answer']}[/]"
-
-

@@ -134,7 +134,9 @@ class Document:
         if not path.is_file():
             raise ValueError(f"there is no file {path}")
         if path.suffix.lower() in _VIDEO_OR_AUDIO:
-            raise ValueError(f"{path.name} is video or audio; only texts and pictures are supported")
+            raise ValueError(
+                f"{path.name} is video or audio; only texts and pictures are supported"
+            )
         if path.suffix.lower() in _PICTURES:
             return cls.of(path.stem, [[Picture.load(path)]])
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -171,7 +171,7 @@ class Conversation:
         rule = Selector.parse(selector or self.engine.selector)
         return Stream(self, parts, chunks, rule, max_tokens, sampling)
 
-    def _turn(self, stream: Stream) -> Iterator[str]:
+    def _turn(self, stream: Stream) -> Generator[str, None, None]:
         if self._busy:
             raise RuntimeError("the last answer of this conversation is still being streamed")
         self._busy = True

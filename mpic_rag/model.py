@@ -105,9 +105,9 @@ class Model:
             family = check(config)
             auto = AutoModelForImageTextToText if family.markers else AutoModelForCausalLM
             # Weights come as safetensors or GGUF: pickled ones could run code.
-            network = auto.from_pretrained(
-                source, dtype=dtype, use_safetensors=True, **options
-            ).to(device)
+            network = auto.from_pretrained(source, dtype=dtype, use_safetensors=True, **options).to(
+                device
+            )
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
             images = AutoImageProcessor.from_pretrained(source) if family.markers else None
         except UnsupportedModelError:

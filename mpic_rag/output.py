@@ -46,8 +46,8 @@ def with_json_target(arguments: Sequence[str]) -> list[str]:
     result: list[str] = []
     for n, argument in enumerate(arguments):
         result.append(argument)
-        follows = arguments[n + 1] if n + 1 < len(arguments) else "-"
-        if argument == "--json" and (follows.startswith("-") and follows != "-" or n + 1 == len(arguments)):
+        value = arguments[n + 1] if n + 1 < len(arguments) else None
+        if argument == "--json" and (value is None or (value[:1] == "-" and value != "-")):
             result.append("-")
     return result
 

@@ -57,7 +57,7 @@ class Store:
             try:
                 file.write(data)
                 file.close()
-                os.replace(file.name, path)
+                Path(file.name).replace(path)
             except BaseException:
                 Path(file.name).unlink(missing_ok=True)
                 raise
@@ -109,7 +109,7 @@ def _read(fd: int, names: Collection[str]) -> tuple[dict[str, torch.Tensor], int
         if end > size:
             raise StoreError("is cut short")
         buffer = torch.empty(end - start, dtype=torch.uint8)
-        if os.preadv(fd, [buffer.numpy()], start) != end - start:
+        if os.preadv(fd, [buffer.numpy().data], start) != end - start:
             raise StoreError("is cut short")
         tensors[name] = buffer.view(dtype).view(shape)
         if _checksum(tensors[name]) != checksums[name]:
@@ -119,4 +119,4 @@ def _read(fd: int, names: Collection[str]) -> tuple[dict[str, torch.Tensor], int
 
 
 def _checksum(tensor: torch.Tensor) -> str:
-    return xxhash.xxh3_128_hexdigest(tensor.reshape(-1).view(torch.uint8).numpy())
+    return xxhash.xxh3_128_hexdigest(tensor.reshape(-1).view(torch.uint8).numpy().data)

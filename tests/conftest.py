@@ -47,7 +47,7 @@ def make_engine(tmp_path):
 
 @pytest.fixture
 def shelf(model):
-    """Documents with split texts, pictures first, last and alone, in two sizes, one-token chunks."""
+    """Split texts, pictures first, last and alone, in two sizes, one-token chunks."""
     if model.family.markers is None:
         small, large = "a small red box", "a tall blue box, twice as high"
     else:

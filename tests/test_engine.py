@@ -35,9 +35,7 @@ def conversation_logits(engine, turns, selector, monkeypatch, steps=3):
     conversation = engine.conversation()
     for question, chunks in turns:
         seen.clear()
-        answers.append(
-            conversation.ask(question, chunks, selector=selector, max_tokens=steps)
-        )
+        answers.append(conversation.ask(question, chunks, selector=selector, max_tokens=steps))
     monkeypatch.undo()
     return torch.cat(seen), answers
 

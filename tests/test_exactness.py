@@ -26,9 +26,7 @@ def run(engine, question, chunks, selector, monkeypatch, steps=STEPS):
     seen = []
     logits = engine.model.logits
     monkeypatch.setattr(engine.model, "stop_ids", frozenset())
-    monkeypatch.setattr(
-        engine.model, "logits", lambda h: seen.append(logits(h)) or seen[-1]
-    )
+    monkeypatch.setattr(engine.model, "logits", lambda h: seen.append(logits(h)) or seen[-1])
     answer = engine.ask(question, chunks, selector=selector, max_tokens=steps)
     monkeypatch.undo()
     return answer, torch.cat(seen)
@@ -147,7 +145,8 @@ def test_full_recompute_oracles_agree(model, shelf):
     parts = [shelf[1].chunks[0].parts, shelf[0].chunks[2].parts]
     rows = [oracles.encode(model, p, "\n") for p in parts]
     prompt = [Reused(rows[1], rows[0], [True] * len(rows[0])), rows[1]]
-    copies, full = oracles.two_copies(model, prompt), oracles.full_prefill(model, sum(rows, []))
+    copies = oracles.two_copies(model, prompt)
+    full = oracles.full_prefill(model, rows[0] + rows[1])
     assert (copies - full).abs().max() < TOLERANCE
 
 

@@ -50,8 +50,12 @@ def test_hooks_are_gone_after_an_error(text_model):
     def hooks():
         return sum(len(m._forward_hooks) for m in text_model.network.modules())
 
+    def fail_inside():
+        with text_model.captured_keys():
+            assert hooks() > before
+            raise RuntimeError
+
     before = hooks()
-    with pytest.raises(RuntimeError), text_model.captured_keys():
-        assert hooks() > before
-        raise RuntimeError
+    with pytest.raises(RuntimeError):
+        fail_inside()
     assert hooks() == before
