@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -193,8 +194,8 @@ def _read(path: Path) -> list[Document]:
     return read_folder(path) if path.is_dir() else [Document.read(path)]
 
 
-def _texts(chunks: object) -> list[str]:
-    return [p for c in chunks for p in c.parts if isinstance(p, str)]  # type: ignore[attr-defined]
+def _texts(chunks: Iterable[Chunk]) -> list[str]:
+    return [part for chunk in chunks for part in chunk.parts if isinstance(part, str)]
 
 
 def _progress() -> Progress:

@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent / "data" / "guide"
 
 @dataclass(frozen=True)
 class Question:
-    """A question about one shelf; `split` where a needed fact stands apart from its station's name."""
+    """A question about a shelf; `split` where a needed fact is apart from its station's name."""
 
     shelf: str
     question: str
