@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import transformers
 import typer
@@ -16,6 +16,7 @@ from transformers import AutoConfig
 
 from mpic_rag import demo as demo_
 from mpic_rag import guide
+from mpic_rag.compiler import Mode
 from mpic_rag.documents import Chunk, Document, Picture, read_folder
 from mpic_rag.engine import Engine
 from mpic_rag.model import BUNDLED, FAMILIES, Model, check
@@ -101,7 +102,7 @@ def ask(
     pictures = [Picture.load(path) for path in picture or []]
     if not question.strip():
         raise ValueError("the question is empty")
-    engine = Engine(Model.load(model), Store(store), mode=mode, selector=selector)  # type: ignore[arg-type]
+    engine = Engine(Model.load(model), Store(store), mode=cast(Mode, mode), selector=selector)
     chunks = [chunk for document in documents for chunk in document.chunks]
     _warn_of_unknown_text(engine.model, [question, *_texts(chunks)], model)
     if selector != "full":
@@ -133,7 +134,7 @@ def compile_(
 ) -> None:
     """Compile documents ahead of questions; what is compiled already is skipped."""
     documents = [d for path in folders for d in _read(path)]
-    engine = Engine(Model.load(model), Store(store), mode=mode)  # type: ignore[arg-type]
+    engine = Engine(Model.load(model), Store(store), mode=cast(Mode, mode))
     _warn_of_unknown_text(engine.model, _texts(c for d in documents for c in d.chunks), model)
     new = _compile(engine, documents, "Compiling")
     total = sum(len(d.chunks) for d in documents)

@@ -1,5 +1,7 @@
 """The exactness ladder on the bundled model and collection."""
 
+from itertools import pairwise
+
 import oracles
 import pytest
 from oracles import Reused
@@ -64,7 +66,7 @@ def test_shelf_retrieval_keeps_documents_whole(shelves):
     for order in orders:
         names = [source.split("#")[0] for source in order]
         assert sorted(order) == sorted(c.source for d in documents for c in d.chunks)
-        assert sum(a != b for a, b in zip(names, names[1:], strict=False)) == len(documents) - 1
+        assert sum(a != b for a, b in pairwise(names)) == len(documents) - 1
 
 
 def test_the_guide_is_eight_pictures_and_eight_texts_a_shelf(shelves):
