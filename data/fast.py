@@ -66,15 +66,16 @@ def hidden_states(model: Model, embeds: Tensor, positions: Tensor) -> Tensor:
     return _norm(lm.norm, x)
 
 
-def answer_logits(model: Model, batch: Batch) -> Tensor:
-    """Logits of the answers' tokens only."""
+def answer_logits(model: Model, batch: Batch, places: Tensor | None = None) -> Tensor:
+    """Logits of the answers' tokens only, or of those at the places given."""
+    places = batch.target_places if places is None else places
     embeds = model.model.language_model.embed_tokens(batch.ids)
     if len(batch.pixels):
         features = picture_features(model, batch.pixels).flatten(0, 1)
         flat = embeds.flatten(0, 1).index_copy(0, batch.picture_places, features)
         embeds = flat.view_as(embeds)
     hidden = hidden_states(model, embeds, batch.positions).flatten(0, 1)
-    return model.lm_head(hidden[batch.target_places - 1])
+    return model.lm_head(hidden[places - 1])
 
 
 @torch.no_grad()

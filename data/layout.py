@@ -18,6 +18,8 @@ TOKENS = (GRID // MERGE) ** 2
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073], dtype=np.float32)
 STD = np.array([0.26862954, 0.26130258, 0.27577711], dtype=np.float32)
 
+FILLERS = ["the", "of", "is", "at", "by", "keeps", "ships", "opened", "in", "kept", "called"]
+
 
 def patches(image: np.ndarray) -> np.ndarray:
     """A picture as the image processor cuts it, without the doubled time axis: [144, 3, 14, 14]."""
@@ -94,6 +96,29 @@ class Layout:
             talk.answers.append((first, len(talk.ids), label(question)))
         return talk
 
+    def recall(self, rng: random.Random, vocabulary: list[str]) -> Conversation:
+        """Random pairs of words in short sentences; asked for one, the answer is the other."""
+        talk = Conversation()
+        self._text(talk, "<|im_start|>user\n")
+        chosen = rng.sample(vocabulary, 2 * rng.randint(2, 6))
+        pairs = list(zip(chosen[::2], chosen[1::2], strict=True))
+        for key, value in pairs:
+            first, second = (key, value) if rng.random() < 0.7 else (value, key)
+            between = [rng.choice(FILLERS) for _ in range(rng.choice((0, 0, 1, 2, 3)))]
+            before = [rng.choice(FILLERS)] if rng.random() < 0.3 else []
+            end = rng.choice((".", "\n"))
+            self._text(talk, " ".join([*before, first, *between, second]) + end)
+        for turn, (key, value) in enumerate(rng.sample(pairs, len(pairs))):
+            named = rng.random() < 0.5
+            asked = f"describe {key}." if named else f"{rng.choice(FILLERS)} {key}?"
+            self._text(talk, ("\n<|im_start|>user\n" if turn else "") + asked)
+            self._text(talk, "<|im_end|>\n<|im_start|>assistant\n")
+            begin = len(talk.ids)
+            self._text(talk, f"{key}: {value}" if named else value)
+            self._text(talk, "<|im_end|>")
+            talk.answers.append((begin, len(talk.ids), "recall_named" if named else "recall"))
+        return talk
+
 
 def label(question: Question) -> str:
     """The kind, with numbers read from pictures apart: they are learned last."""
@@ -111,6 +136,8 @@ class Batch:
     picture_places: torch.Tensor  # flat indexes of the picture tokens
     target_places: torch.Tensor  # flat indexes of the answers' tokens
     answers: list[tuple[int, int, str]]  # spans within target_places
+    context_places: torch.Tensor  # flat indexes of all other text
+    size: int = 0  # stations in each context
 
 
 def collate(talks: list[Conversation], pad: int) -> Batch:
@@ -120,11 +147,19 @@ def collate(talks: list[Conversation], pad: int) -> Batch:
     positions = np.zeros((3, len(talks), length), dtype=np.int64)
     pictures, places, targets, answers = [], [], [], []
     count = 0
+    context = []
     for row, talk in enumerate(talks):
         ids[row, : len(talk.ids)] = talk.ids
         positions[:, row, : len(talk.ids)] = np.array(talk.positions).T
         pictures += talk.pictures
         places += [row * length + s + np.arange(TOKENS) for s in talk.starts]
+        text = np.ones(len(talk.ids), dtype=bool)
+        text[0] = False
+        for start in talk.starts:
+            text[start - 1 : start + TOKENS + 1] = False
+        for first, end, _ in talk.answers:
+            text[first:end] = False
+        context.append(row * length + np.flatnonzero(text))
         for first, end, kind in talk.answers:
             targets.append(row * length + np.arange(first, end))
             answers.append((count, count + end - first, kind))
@@ -138,4 +173,5 @@ def collate(talks: list[Conversation], pad: int) -> Batch:
         torch.from_numpy(np.concatenate(places) if places else np.zeros(0, np.int64)),
         torch.from_numpy(np.concatenate(targets)),
         answers,
+        torch.from_numpy(np.concatenate(context)),
     )

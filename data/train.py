@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from fast import Muon, answer_logits, check, hidden_states
 from layout import Batch, Layout, collate
+from start import prepare
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration as Model
 from words import vocabulary
@@ -38,21 +39,32 @@ class Stage:
     goals: tuple[tuple[str, float], ...] = ()
     tokens: int = 3000  # a batch
     decay: bool = False
+    plain: float = 0.0  # share of pages whose every sentence names the station
+    context: float = 0.0  # weight of the loss on the context's own text
+    recall: float = 0.0  # share of batches of random word pairs
+    copies: float = 0.0  # share of batches of random sequences that repeat
 
 
-READ = (("picture_number", 0.93), ("picture_lookup", 0.95))
-BOUND = tuple((k, 0.9) for k in ("text_lookup", "picture_number", "picture_lookup"))
+COPIED = (("copy", 0.97), ("recall", 0.95), ("recall_named", 0.95))
+READ = (("picture_number", 0.93), ("picture_lookup", 0.95), ("text_lookup@3", 0.9))
+BOUND = tuple((k, 0.93) for k in ("text_lookup", "picture_number", "picture_lookup"))
 HOPS = (*BOUND, ("picture_to_text", 0.9), ("text_to_picture", 0.9), ("comparison", 0.9))
+FIRST = ((0.4, 1, 1.0), (0.1, 1, 0.0), (0.2, 2, 0.0), (0.3, 3, 0.0))
+SOLO = ((0.5, 1, 1.0), (0.25, 2, 1.0), (0.25, 3, 0.0))
+FEW = ((0.15, 1, 1.0), (0.35, 2, 1.0), (0.4, 3, 1.0), (0.1, 4, 0.0))
+SOME = ((0.1, 1, 1.0), (0.2, 2, 1.0), (0.3, 4, 1.0), (0.4, 6, 1.0))
+MANY = ((0.2, 3, 1.0), (0.2, 6, 1.0), (0.5, 8, 1.0), (0.1, 12, 1.0))
+LAST = ((0.1, 4, 1.0), (0.75, 8, 1.0), (0.15, 16, 1.0))
 STAGES = (
-    Stage("copy", 900, (), (("copy", 0.98),)),
-    Stage("texts", 500, ((1, 3, 0.0),), (("text_lookup", 0.97),)),
-    Stage("pictures", 900, ((0.75, 1, 1.0), (0.1, 2, 1.0), (0.15, 3, 0.0)), READ),
-    Stage("few", 600, ((0.25, 1, 1.0), (0.35, 2, 1.0), (0.3, 3, 1.0), (0.1, 4, 0.0)), HOPS),
-    Stage("some", 700, ((0.1, 1, 1.0), (0.2, 2, 1.0), (0.3, 4, 1.0), (0.4, 6, 1.0)), HOPS),
-    Stage("many", 800, ((0.2, 3, 1.0), (0.2, 6, 1.0), (0.5, 8, 1.0), (0.1, 12, 1.0))),
-    Stage("last", 800, ((0.1, 4, 1.0), (0.7, 8, 1.0), (0.2, 16, 1.0)), decay=True),
+    Stage("copy", 900, (), COPIED, recall=1, copies=0.5),
+    Stage("plain", 350, FIRST, (("text_lookup@3", 0.9),), 2000, False, 0.8, 0.3, 0.2, 0.1),
+    Stage("pictures", 400, SOLO, READ, 2000, False, 0.3, 0.1, 0.05, 0.0),
+    Stage("few", 400, FEW, HOPS, 2500, False, 0.1),
+    Stage("some", 400, SOME, HOPS),
+    Stage("many", 300, MANY),
+    Stage("last", 400, LAST, decay=True),
 )
-RATES = {"muon": 0.02, "adam": 3e-3}
+RATES = {"muon": 0.012, "adam": 2e-3}
 
 
 def choose(rng: random.Random, questions: tuple[Question, ...], count: int) -> list[Question]:
@@ -71,6 +83,8 @@ def choose(rng: random.Random, questions: tuple[Question, ...], count: int) -> l
 
 def draw(rng: random.Random, layout: Layout, stage: Stage) -> Batch:
     """Contexts of one size, so that little is padded."""
+    if rng.random() < stage.recall:
+        return collate([layout.recall(rng, vocabulary()) for _ in range(20)], layout.pad)
     _, stations, share = rng.choices(stage.sizes, [s[0] for s in stage.sizes])[0]
     pictures = round(share * stations)
     budget, talks = stage.tokens, []
@@ -81,10 +95,12 @@ def draw(rng: random.Random, layout: Layout, stage: Stage) -> Batch:
             texts = rng.randint(stations - 1, stations + 1)
         else:
             texts = rng.randint(stations - pictures, stations - pictures // 2 + 2)
-        shelf = make_shelf(rng, stations, pictures, texts)
+        shelf = make_shelf(rng, stations, pictures, texts, stage.plain)
         talks.append(layout.conversation(rng, shelf, choose(rng, shelf.questions, QUESTIONS)))
         budget -= len(talks[-1].ids)
-    return collate(talks, layout.pad)
+    batch = collate(talks, layout.pad)
+    batch.size = stations
+    return batch
 
 
 def copy_batch(rng: random.Random, tokens: list[int]) -> tuple[Tensor, int]:
@@ -101,9 +117,19 @@ class Trainer:
     def __init__(self, out: Path, work: Path, seed: int) -> None:
         torch.manual_seed(seed)
         self.out, self.work, self.rng = out, work, random.Random(seed)
+        self.coin = random.Random(seed + 1)  # draw() runs in another thread
         self.tokenizer = architecture.build_tokenizer()
         self.layout = Layout(self.tokenizer)
         self.model = Model(architecture.build_config(self.tokenizer)).float()
+        prepare(self.model)
+        self.bare, self.spaced = (
+            torch.tensor([self.layout.encode(space + w)[0] for w in vocabulary()])
+            for space in ("", " ")
+        )
+        self.as_bare = torch.arange(len(self.tokenizer))
+        self.as_spaced = self.as_bare.clone()
+        self.as_bare[self.spaced], self.as_spaced[self.bare] = self.bare, self.spaced
+        self.model.get_input_embeddings().weight.data[self.spaced] += 0.1 * torch.randn(192)
         self._tie_spellings()
         matrices = [
             p
@@ -122,13 +148,17 @@ class Trainer:
         self.right: dict[str, float] = {}
         self.loss, self.seconds = 0.0, 0.0
 
+    @torch.no_grad()
     def _tie_spellings(self) -> None:
-        """A word starts out alike with and without a space before it."""
-        table = self.model.get_input_embeddings().weight.data
-        direction = torch.randn(table.shape[1]) * 0.5
-        for word in vocabulary():
-            bare, spaced = (self.layout.encode(s)[0] for s in (word, " " + word))
-            table[spaced] = table[bare] + direction * table.std()
+        """A word with a space before it differs from the bare word by one shared direction.
+
+        Answers start with bare words that the texts have with a space: what is learned about
+        one spelling must hold for the other.
+        """
+        table = self.model.get_input_embeddings().weight
+        bare, spaced = table[self.bare], table[self.spaced]
+        middle, half = (bare + spaced) / 2, (spaced - bare).mean(dim=0) / 2
+        table[self.bare], table[self.spaced] = middle - half, middle + half
 
     def save(self, name: str = "last.pt") -> None:
         """Keeps what `--resume` needs."""
@@ -145,6 +175,7 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         for key, optimiser in self.optimisers.items():
             optimiser.load_state_dict(state[key])
+        self._tie_spellings()
         self.rng.setstate(state["rng"])
         for key in ("stage", "step", "total", "right", "seconds"):
             setattr(self, key, state[key])
@@ -155,7 +186,7 @@ class Trainer:
         export(self.model, self.tokenizer, self.out)
 
     def _update(self, loss: Tensor, decay: float) -> None:
-        warm = min(1.0, (self.total + 1) / 30)
+        warm = min(1.0, (self.step + 1) / 40)  # each stage begins with a shock
         for key, optimiser in self.optimisers.items():
             for group in optimiser.param_groups:
                 group["lr"] = RATES[key] * decay * warm
@@ -164,13 +195,17 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.optimisers["adam"].param_groups[0]["params"], 1.0)
         for optimiser in self.optimisers.values():
             optimiser.step()
+        self._tie_spellings()
         self.loss = 0.95 * self.loss + 0.05 * loss.item() if self.loss else loss.item()
 
     def _note(self, kind: str, right: float, weight: float) -> None:
         self.right[kind] = self.right.get(kind, 0.0) * (1 - weight) + weight * right
 
     def _copy_step(self, tokens: list[int]) -> None:
-        ids, period = copy_batch(self.rng, tokens)
+        ids, period = copy_batch(self.coin, tokens)
+        for start in range(0, ids.shape[1], period):  # often in another spelling, as answers are
+            table = self.coin.choice((self.as_bare, self.as_spaced))
+            ids[:, start : start + period] = table[ids[:, start : start + period]]
         positions = torch.arange(ids.shape[1]).expand(3, len(ids), -1)
         embeds = self.model.get_input_embeddings()(ids)
         hidden = hidden_states(self.model, embeds, positions)[:, period:-1]
@@ -178,13 +213,22 @@ class Trainer:
         self._note("copy", float((logits.argmax(-1) == target).float().mean()), 0.1)
         self._update(F.cross_entropy(logits, target), 1.0)
 
-    def _answer_step(self, batch: Batch, decay: float) -> None:
-        logits = answer_logits(self.model, batch)
-        targets = batch.ids.flatten()[batch.target_places]
+    def _answer_step(self, batch: Batch, stage: Stage) -> None:
+        count, flat = len(batch.target_places), batch.ids.flatten()
+        places = batch.target_places
+        if stage.context:
+            places = torch.cat((places, batch.context_places))
+        every = answer_logits(self.model, batch, places)
+        logits, targets = every[:count], flat[batch.target_places]
         hits = (logits.argmax(-1) == targets).tolist()
         for first, end, kind in batch.answers:
             self._note(kind, float(all(hits[first:end])), 0.01)
-        self._update(F.cross_entropy(logits, targets), decay)
+            if stage.sizes and kind == "text_lookup":
+                self._note(f"{kind}@{batch.size}", float(all(hits[first:end])), 0.02)
+        loss = F.cross_entropy(logits, targets)
+        if stage.context:
+            loss = loss + stage.context * F.cross_entropy(every[count:], flat[places[count:]])
+        self._update(loss, self._decay(stage))
 
     def _line(self, stage: Stage) -> str:
         kinds = " ".join(f"{k}={v:.3f}" for k, v in sorted(self.right.items()))
@@ -209,15 +253,15 @@ class Trainer:
                 stage, queue = STAGES[self.stage], []
                 while self.step < stage.steps:
                     began = time.time()
-                    if stage.sizes:
-                        self._answer_step(self._next(pool, queue, stage), self._decay(stage))
-                    else:
+                    if self.coin.random() < stage.copies:
                         self._copy_step(tokens)
+                    else:
+                        self._answer_step(self._next(pool, queue, stage), stage)
                     self.step, self.total = self.step + 1, self.total + 1
                     self.seconds += time.time() - began
                     if self.step % 20 == 0:
                         print(self._line(stage), flush=True)
-                    if time.time() - saved > 120:
+                    if time.time() - saved > 45:
                         self.save()
                         saved = time.time()
                     if self.step >= 40 and stage.goals and self._reached(stage):
@@ -228,7 +272,7 @@ class Trainer:
                 self.stage, self.step, self.right, self.loss = self.stage + 1, 0, {}, 0.0
                 self.save()
                 self.save(f"{stage.name}.pt")
-                if self.stage >= 5:
+                if self.stage >= 4:
                     self.export()
 
     def _next(self, pool: ThreadPoolExecutor, queue: list[Future[Batch]], stage: Stage) -> Batch:

@@ -94,13 +94,15 @@ def _layout(rng: random.Random, picture: bool, texts: int) -> list[str]:
 def _text(
     rng: random.Random, station: _Station, facts: list[str], named: bool, people: list[str]
 ) -> str:
-    """Sentences that state the facts, some distractors among them."""
+    """Sentences that state the facts, some distractors among them; plain ones without people."""
     facts = rng.sample(facts, len(facts))
     groups = [tuple(sorted(facts[:2])), *((f,) for f in facts[2:])]
     if rng.random() < 0.6:
         groups = [(f,) for f in facts]
     rng.shuffle(groups)
     values = {"s": station.name, **station.facts}
+    if not people:
+        return " ".join(rng.choice(words.NAMED[g]).format(**values) for g in groups)
     sentences = [rng.choice(words.RUN_ON[g]).format(**values) for g in groups]
     for _ in range(rng.choice((0, 0, 1, 1, 2))):
         distractor = rng.choice(words.DISTRACTORS)
@@ -134,7 +136,7 @@ def _picture(rng: random.Random, station: _Station) -> tuple[str, Image.Image]:
 def _page(
     rng: random.Random, index: int, station: _Station, picture: bool, texts: int, people: list[str]
 ) -> Page:
-    forms = _layout(rng, picture, texts)
+    forms = _layout(rng, picture, texts) if people else ["C"] * picture + ["T"] * texts
     told = rng.sample(["keeper", "goods", "year"], 3 if texts == 2 else rng.choice((2, 3)))
     cut = rng.choice((1, 2)) if texts == 2 else len(told)
     shares = [told[:cut], told[cut:]]
@@ -199,8 +201,13 @@ def names_station(page: Page, chunk: int) -> bool:
     return any(isinstance(part, str) and page.name in part for part in page.chunks[chunk])
 
 
-def make_shelf(rng: random.Random, stations: int = 8, pictures: int = 8, texts: int = 8) -> Shelf:
-    """A random shelf with exactly this many pages, picture chunks and text chunks."""
+def make_shelf(
+    rng: random.Random, stations: int = 8, pictures: int = 8, texts: int = 8, plain: float = 0.0
+) -> Shelf:
+    """A random shelf with exactly this many pages, picture chunks and text chunks.
+
+    `plain` is the share of pages, for training, whose every sentence names the station.
+    """
     if not 0 <= pictures <= stations or not stations - pictures <= texts <= 2 * stations:
         raise ValueError("a page has a picture or a text, at most one picture and two texts")
     found = _stations(rng, stations)
@@ -213,7 +220,8 @@ def make_shelf(rng: random.Random, stations: int = 8, pictures: int = 8, texts: 
     pages = []
     for i, station in enumerate(found):
         station.sign = rng.random() < 0.75
-        pages.append(_page(rng, i, station, i in illustrated, counts[i], people))
+        crowd = [] if rng.random() < plain else people
+        pages.append(_page(rng, i, station, i in illustrated, counts[i], crowd))
     questions = []
     for text, answer, kind, evidence in _ask(rng, pages, found):
         places = tuple(dict.fromkeys(evidence))
