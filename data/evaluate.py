@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForImageTextToText, AutoProcessor, Cache
 from words import SYSTEM
 from world import KINDS, Question, Shelf, make_shelf
 
@@ -63,7 +63,7 @@ class Reader:
         delta = int(self.model.model.rope_deltas.flatten()[0])
         return [self._continue(cache, length, delta, q.text) for q in questions]
 
-    def _continue(self, cache: object, length: int, delta: int, question: str) -> str:
+    def _continue(self, cache: Cache, length: int, delta: int, question: str) -> str:
         turn = self._ids(question) + self._ids("<|im_end|>\n<|im_start|>assistant\n")
         answer: list[int] = []
         place = length
@@ -72,7 +72,7 @@ class Reader:
             out = self.model(
                 input_ids=torch.tensor([turn]),
                 position_ids=positions.expand(3, 1, -1),
-                past_key_values=cache,
+                cache=cache,
                 use_cache=True,
             )
             place += len(turn)
@@ -80,7 +80,7 @@ class Reader:
             if turn[0] == self.stop:
                 break
             answer += turn
-        cache.crop(length)
+        cache.crop(length - place)  # a negative count: what this question added
         return self.processor.tokenizer.decode(answer)
 
 
