@@ -1,7 +1,8 @@
 """Multimodal RAG whose retrieved images and texts arrive with their KV caches computed."""
 
+from mpic_rag.conversation import Answer, Conversation
 from mpic_rag.documents import Chunk, Document, Picture, read_folder
-from mpic_rag.engine import Answer, Conversation, Engine
+from mpic_rag.engine import Engine
 from mpic_rag.model import Model, UnsupportedModelError
 from mpic_rag.sampling import Sampling
 from mpic_rag.store import Store

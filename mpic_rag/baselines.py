@@ -8,8 +8,8 @@ from itertools import takewhile
 import torch
 from transformers import DynamicCache
 
+from mpic_rag.conversation import Answer
 from mpic_rag.documents import Chunk, Picture
-from mpic_rag.engine import Answer
 from mpic_rag.linker import Piece, place
 from mpic_rag.model import Model
 from mpic_rag.report import ChunkReport, Report, Stopwatch

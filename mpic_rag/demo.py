@@ -10,7 +10,8 @@ from rich.table import Table
 
 from mpic_rag import guide
 from mpic_rag.baselines import PrefixReuse
-from mpic_rag.engine import Answer, Engine
+from mpic_rag.conversation import Answer
+from mpic_rag.engine import Engine
 from mpic_rag.model import Model
 from mpic_rag.retrievers.shelf import retrieve_shelf
 from mpic_rag.store import Store

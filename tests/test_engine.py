@@ -254,6 +254,28 @@ def test_a_prompt_that_is_too_long_leaves_the_conversation_usable(engine, page):
     assert fresh.ask("why?", max_tokens=4).ids == second.ids
 
 
+def test_a_failed_pass_leaves_the_conversation_usable(engine, page, monkeypatch):
+    conversation = engine.conversation()
+    conversation.ask(QUESTION, page.chunks, max_tokens=4)
+    length = conversation.cache.length
+    conversation.cache = conversation.cache.grown(2000)  # so that the next turn writes in place
+    forward = engine.model.forward
+
+    def fail(*args):
+        forward(*args)
+        raise MemoryError
+
+    monkeypatch.setattr(engine.model, "forward", fail)
+    with pytest.raises(MemoryError):
+        conversation.ask("why?", page.chunks, max_tokens=4)
+    monkeypatch.undo()
+    assert conversation.cache.length == length
+    fresh = engine.conversation()
+    fresh.ask(QUESTION, page.chunks, max_tokens=4)
+    again = conversation.ask("why?", max_tokens=4)
+    assert again.ids == fresh.ask("why?", max_tokens=4).ids
+
+
 def test_a_document_longer_than_the_model(engine):
     with pytest.raises(ValueError, match="split the document"):
         engine.compile([Document.of("long", [["word " * 1000]])])

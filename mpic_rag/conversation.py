@@ -1,0 +1,214 @@
+"""One request: retrieved chunks and a question in, tokens and a report out."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mpic_rag.cache import LinkedCache
+from mpic_rag.compiler import compute
+from mpic_rag.documents import Chunk, Part
+from mpic_rag.linker import Piece, link, place, prefill
+from mpic_rag.report import ChunkReport, Report, Stopwatch
+from mpic_rag.sampling import Sampler, Sampling
+from mpic_rag.selection import Selector
+from mpic_rag.tokens import Detokenizer
+
+if TYPE_CHECKING:
+    from mpic_rag.engine import Engine
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A finished answer; `ids` are its tokens without the one that ended it."""
+
+    text: str
+    ids: tuple[int, ...]
+    report: Report
+
+
+class Conversation:
+    """Turns over one growing cache: what an earlier turn computed is never computed again."""
+
+    def __init__(self, engine: Engine, system: str | None = None) -> None:
+        self.engine = engine
+        self.system = system
+        self.template = engine.model.codec.template(system)
+        self.cache: LinkedCache | None = None
+        self.position = 0
+        self.answer: list[int] = []
+        self._unseen: list[int] = []  # the answer's tokens that are not in the cache yet
+        self._busy = False
+
+    def ask(
+        self, question: str | Sequence[Part], chunks: Sequence[Chunk] = (), **kwargs: Any
+    ) -> Answer:
+        """Answer in one go; takes what `stream` takes."""
+        stream = self.stream(question, chunks, **kwargs)
+        text = "".join(stream)
+        return Answer(text, tuple(self.answer), stream.report)
+
+    def stream(
+        self,
+        question: str | Sequence[Part],
+        chunks: Sequence[Chunk] = (),
+        *,
+        selector: str | None = None,
+        max_tokens: int = 256,
+        sampling: Sampling = GREEDY,
+    ) -> Stream:
+        """Answer piece by piece: iterate for text; `report` fills in as it runs.
+
+        `question` is a text, or texts and pictures in order. Raises `ValueError` where the
+        question is empty, a picture is broken, or the prompt is longer than the model's context.
+        """
+        parts = (question,) if isinstance(question, str) else tuple(question)
+        if not any(not isinstance(part, str) or part.strip() for part in parts):
+            raise ValueError("the question is empty")
+        if max_tokens < 1:
+            raise ValueError("max_tokens must be at least 1")
+        rule = Selector.parse(selector or self.engine.selector)
+        return Stream(self, parts, chunks, rule, max_tokens, sampling)
+
+    def _turn(self, stream: Stream) -> Generator[str, None, None]:
+        if self._busy:
+            raise RuntimeError("the last answer of this conversation is still being streamed")
+        self._busy = True
+        engine, model = self.engine, self.engine.model
+        watch = Stopwatch(stream.report, model.device)
+        missed: list[Chunk] = []
+        try:
+            with model.lock, torch.inference_mode():
+                hidden, missed = self._prefill(stream, watch)
+            sampler = Sampler(stream.sampling)
+            detokenizer = Detokenizer(model.codec)
+            self.answer = []
+            for n in range(stream.max_tokens):
+                with model.lock, torch.inference_mode():
+                    if n:
+                        hidden = self._step()
+                    token = sampler(model.logits(hidden))
+                watch.token()
+                if token in model.stop_ids:
+                    break
+                self.answer.append(token)
+                self._unseen.append(token)
+                if text := detokenizer.step(token):
+                    yield text
+                watch.resume()
+            if text := detokenizer.flush():
+                yield text
+        finally:
+            self._busy = False
+            engine.compile_later(missed)
+
+    def _prefill(self, stream: Stream, watch: Stopwatch) -> tuple[torch.Tensor, list[Chunk]]:
+        """Look up, link, select and prefill one turn; returns the last hidden state."""
+        model, report, rule = self.engine.model, stream.report, stream.rule
+        start, position, opening = self._opening(rule)
+        chunks, fates = self._chunks(stream, watch)
+        with watch.stage("render"):
+            question = model.segments([stream.question], end="")[0]
+            before, after = (model.text_segment(ids) for ids in (opening, self.template.suffix))
+        pieces = [Piece(before), *chunks, Piece(question), Piece(after)]
+        base = start.length
+        total = base + sum(len(piece.segment) for piece in pieces)
+        if total + stream.max_tokens > model.max_tokens:
+            raise ValueError(
+                f"the prompt has {total} tokens and the answer may have {stream.max_tokens} more;"
+                f" the model holds {model.max_tokens}: retrieve fewer chunks"
+            )
+        with watch.stage("link"):
+            cache = start
+            if start is not self.cache or start.capacity < total + stream.max_tokens:
+                cache = start.grown(total + stream.max_tokens)
+            pieces, position = place(pieces, base, position)
+            link(model, cache, pieces)
+        try:
+            with watch.stage("select"):
+                rows = [
+                    rule.rows(piece.segment) if piece.kv else torch.ones(len(piece.segment)).bool()
+                    for piece in pieces
+                ]
+            with watch.stage("prefill"):
+                hidden = prefill(model, cache, pieces, rows)
+        except BaseException:
+            cache.truncate(base)
+            raise
+        report.chunks = [
+            ChunkReport(chunk.source, len(row), int(row.sum()), *fate)
+            for chunk, row, fate in zip(stream.chunks, rows[1:], fates, strict=False)
+        ]
+        report.cached_tokens = base
+        report.fresh_tokens = total - base - report.chunk_tokens
+        self.cache, self.position, self._unseen = cache, position, []
+        missed = [c for c, (_, miss) in zip(stream.chunks, fates, strict=True) if miss]
+        return hidden, missed if rule.reads else []
+
+    def _opening(self, rule: Selector) -> tuple[LinkedCache, int, Sequence[int]]:
+        """What the turn stands on: a cache, the position behind it, the tokens that come first."""
+        if self.cache is not None:
+            return self.cache, self.position, [*self._unseen, *self.template.between]
+        if rule.reuses:
+            return *self.engine.start(self.system), ()
+        return *compute(self.engine.model, []), self.template.prefix
+
+    def _chunks(
+        self, stream: Stream, watch: Stopwatch
+    ) -> tuple[list[Piece], list[tuple[str, str]]]:
+        """A piece for each chunk, and the entry that it hit, or why it missed."""
+        engine, rule, report = self.engine, stream.rule, stream.report
+        pieces: list[Piece | None] = []
+        fates: list[tuple[str, str]] = []
+        for chunk in stream.chunks:
+            piece, word, size = None, "not asked for", 0
+            if rule.reads:
+                with watch.stage("lookup"):
+                    keys = engine.keys(chunk)
+                with watch.stage("load"):
+                    piece, word, size = engine.load(keys, rule.reads)
+            report.bytes_read += size
+            pieces.append(piece)
+            fates.append((word, "") if piece else ("", word))
+        with watch.stage("render"):
+            missing = [c.parts for c, p in zip(stream.chunks, pieces, strict=True) if p is None]
+            segments = iter(engine.model.segments(missing))
+        return [piece or Piece(next(segments)) for piece in pieces], fates
+
+    def _step(self) -> torch.Tensor:
+        """Run the newest token through the model; returns its hidden state [1, hidden]."""
+        assert self.cache is not None
+        segment = self.engine.model.text_segment([self._unseen.pop()])
+        placed, self.position = place([Piece(segment)], self.cache.length, self.position)
+        link(self.engine.model, self.cache, placed)
+        return prefill(self.engine.model, self.cache, placed, [torch.ones(1, dtype=torch.bool)])
+
+
+class Stream:
+    """An answer in the making: iterate over it for pieces of text."""
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        question: tuple[Part, ...],
+        chunks: Sequence[Chunk],
+        rule: Selector,
+        max_tokens: int,
+        sampling: Sampling,
+    ) -> None:
+        self.question, self.chunks, self.rule = question, tuple(chunks), rule
+        self.max_tokens, self.sampling = max_tokens, sampling
+        self.report = Report(rule.name)
+        self._text = conversation._turn(self)
+
+    def __iter__(self) -> Iterator[str]:
+        return self._text
+
+    def close(self) -> None:
+        """Stop here; the conversation goes on from what was said."""
+        self._text.close()
