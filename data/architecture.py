@@ -11,7 +11,8 @@ from transformers import (
     Qwen2VLImageProcessor,
     Qwen2VLVideoProcessor,
 )
-from words import SYSTEM, vocabulary
+
+from mpic_rag.data.words import SYSTEM, vocabulary
 
 SPECIAL = [
     "<|endoftext|>",

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor, Cache
-from words import SYSTEM
-from world import KINDS, Question, Shelf, make_shelf
+
+from mpic_rag.data.words import SYSTEM
+from mpic_rag.data.world import KINDS, Question, Shelf, make_shelf
 
 
 class Reader:

@@ -6,11 +6,14 @@ contexts with right padding do not need. `check` asserts that the results agree.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from layout import GRID, MERGE, PATCH, Batch
 from torch import Tensor, nn
 from transformers import Qwen2_5_VLForConditionalGeneration as Model
+
+from mpic_rag.data.layout import GRID, MERGE, PATCH, Batch
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -18,11 +21,11 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
 
 
-def _norm(module: nn.Module, x: Tensor) -> Tensor:
+def _norm(module: Any, x: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
 
 
-def _mlp(module: nn.Module, x: Tensor) -> Tensor:
+def _mlp(module: Any, x: Tensor) -> Tensor:
     return module.down_proj(F.silu(module.gate_proj(x)) * module.up_proj(x))
 
 
@@ -114,6 +117,7 @@ class Muon(torch.optim.Optimizer):
             for shape, params in shapes.items():
                 updates = []
                 for p in params:
+                    assert p.grad is not None
                     buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
                     buffer.lerp_(p.grad, 1 - group["momentum"])
                     updates.append(p.grad.lerp(buffer, group["momentum"]))

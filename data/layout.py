@@ -9,8 +9,9 @@ from functools import cache
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
-from words import SYSTEM
-from world import Question, Shelf
+
+from mpic_rag.data.words import SYSTEM
+from mpic_rag.data.world import Question, Shelf
 
 GRID = 12  # patches a side of a 168 x 168 picture
 PATCH, MERGE = 14, 2
@@ -100,7 +101,7 @@ class Layout:
         """Random pairs of words in short sentences; asked for one, the answer is the other."""
         talk = Conversation()
         self._text(talk, "<|im_start|>user\n")
-        chosen = rng.sample(vocabulary, 2 * rng.randint(2, 6))
+        chosen = rng.sample(vocabulary, 2 * rng.randint(2, 5))
         pairs = list(zip(chosen[::2], chosen[1::2], strict=True))
         for key, value in pairs:
             first, second = (key, value) if rng.random() < 0.7 else (value, key)
@@ -109,12 +110,12 @@ class Layout:
             end = rng.choice((".", "\n"))
             self._text(talk, " ".join([*before, first, *between, second]) + end)
         for turn, (key, value) in enumerate(rng.sample(pairs, len(pairs))):
-            named = rng.random() < 0.5
-            asked = f"describe {key}." if named else f"{rng.choice(FILLERS)} {key}?"
+            named = True
+            asked = f"{rng.choice(FILLERS)} {key}?"
             self._text(talk, ("\n<|im_start|>user\n" if turn else "") + asked)
             self._text(talk, "<|im_end|>\n<|im_start|>assistant\n")
             begin = len(talk.ids)
-            self._text(talk, f"{key}: {value}" if named else value)
+            self._text(talk, f"{key} {value}" if named else value)
             self._text(talk, "<|im_end|>")
             talk.answers.append((begin, len(talk.ids), "recall_named" if named else "recall"))
         return talk

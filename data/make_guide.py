@@ -11,7 +11,7 @@ import random
 import shutil
 from pathlib import Path
 
-from world import KINDS, Page, Question, Shelf, make_shelf
+from mpic_rag.data.world import KINDS, Page, Question, Shelf, make_shelf
 
 SHELVES = 3
 PER_KIND = 3  # questions of each kind, half of them across a chunk border where there are such

@@ -6,7 +6,8 @@ import math
 import random
 
 from PIL import Image, ImageDraw, ImageFont
-from words import COLOURS, SHAPES
+
+from mpic_rag.data.words import COLOURS, SHAPES
 
 SIZE = 168
 _SCALE = 2  # drawn twice as large, then averaged: smooth edges at little cost

@@ -14,17 +14,19 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import architecture
 import torch
 import torch.nn.functional as F
-from fast import Muon, answer_logits, check, hidden_states
-from layout import Batch, Layout, collate
-from start import prepare
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration as Model
-from words import vocabulary
-from world import Question, make_shelf
+
+from mpic_rag.data import architecture
+from mpic_rag.data.fast import Muon, answer_logits, check, hidden_states
+from mpic_rag.data.layout import Batch, Layout, collate
+from mpic_rag.data.start import prepare
+from mpic_rag.data.words import STATIONS, vocabulary
+from mpic_rag.data.world import Question, make_shelf
 
 QUESTIONS = 6  # turns after one context
 
@@ -55,16 +57,17 @@ FEW = ((0.15, 1, 1.0), (0.35, 2, 1.0), (0.4, 3, 1.0), (0.1, 4, 0.0))
 SOME = ((0.1, 1, 1.0), (0.2, 2, 1.0), (0.3, 4, 1.0), (0.4, 6, 1.0))
 MANY = ((0.2, 3, 1.0), (0.2, 6, 1.0), (0.5, 8, 1.0), (0.1, 12, 1.0))
 LAST = ((0.1, 4, 1.0), (0.75, 8, 1.0), (0.15, 16, 1.0))
+BIND = ((0.35, 2, 0.0), (0.65, 3, 0.0))
 STAGES = (
-    Stage("copy", 900, (), COPIED, recall=1, copies=0.5),
-    Stage("plain", 350, FIRST, (("text_lookup@3", 0.9),), 2000, False, 0.8, 0.3, 0.2, 0.1),
-    Stage("pictures", 400, SOLO, READ, 2000, False, 0.3, 0.1, 0.05, 0.0),
+    Stage("bind", 1200, BIND, (("text_lookup@3", 0.93),), 3000, False, 1.0),
+    Stage("texts", 300, BIND, (("text_lookup@3", 0.93),), 2400, False, 0.2),
+    Stage("pictures", 400, SOLO, READ, 2000, False, 0.2),
     Stage("few", 400, FEW, HOPS, 2500, False, 0.1),
     Stage("some", 400, SOME, HOPS),
     Stage("many", 300, MANY),
     Stage("last", 400, LAST, decay=True),
 )
-RATES = {"muon": 0.012, "adam": 2e-3}
+RATES = {"muon": 0.008, "adam": 1.5e-3}
 
 
 def choose(rng: random.Random, questions: tuple[Question, ...], count: int) -> list[Question]:
@@ -104,10 +107,9 @@ def draw(rng: random.Random, layout: Layout, stage: Stage) -> Batch:
 
 
 def copy_batch(rng: random.Random, tokens: list[int]) -> tuple[Tensor, int]:
-    """Random sequences that repeat, and their period: short ones are learned first."""
-    length = rng.choice((rng.randint(4, 12), rng.randint(8, 40)))
-    times = max(2, 48 // length)
-    rows = [rng.choices(tokens, k=length) * times for _ in range(2400 // (times * length))]
+    """Random sequences that repeat once, and their period."""
+    length = rng.randint(6, 32)
+    rows = [rng.choices(tokens, k=length) * 2 for _ in range(2400 // (2 * length))]
     return torch.tensor(rows), length
 
 
@@ -121,7 +123,8 @@ class Trainer:
         self.tokenizer = architecture.build_tokenizer()
         self.layout = Layout(self.tokenizer)
         self.model = Model(architecture.build_config(self.tokenizer)).float()
-        prepare(self.model)
+        names = [self.layout.encode(space + w)[0] for w in STATIONS for space in ("", " ")]
+        prepare(self.model, torch.tensor(names))
         self.bare, self.spaced = (
             torch.tensor([self.layout.encode(space + w)[0] for w in vocabulary()])
             for space in ("", " ")
@@ -163,7 +166,7 @@ class Trainer:
     def save(self, name: str = "last.pt") -> None:
         """Keeps what `--resume` needs."""
         self.work.mkdir(parents=True, exist_ok=True)
-        state = {k: o.state_dict() for k, o in self.optimisers.items()}
+        state: dict[str, Any] = {k: o.state_dict() for k, o in self.optimisers.items()}
         state |= {"model": self.model.state_dict(), "rng": self.rng.getstate()}
         state |= {k: getattr(self, k) for k in ("stage", "step", "total", "right", "seconds")}
         torch.save(state, self.work / (name + ".new"))
@@ -203,9 +206,6 @@ class Trainer:
 
     def _copy_step(self, tokens: list[int]) -> None:
         ids, period = copy_batch(self.coin, tokens)
-        for start in range(0, ids.shape[1], period):  # often in another spelling, as answers are
-            table = self.coin.choice((self.as_bare, self.as_spaced))
-            ids[:, start : start + period] = table[ids[:, start : start + period]]
         positions = torch.arange(ids.shape[1]).expand(3, len(ids), -1)
         embeds = self.model.get_input_embeddings()(ids)
         hidden = hidden_states(self.model, embeds, positions)[:, period:-1]
@@ -223,7 +223,7 @@ class Trainer:
         hits = (logits.argmax(-1) == targets).tolist()
         for first, end, kind in batch.answers:
             self._note(kind, float(all(hits[first:end])), 0.01)
-            if stage.sizes and kind == "text_lookup":
+            if stage.sizes and kind in ("text_lookup", "reverse"):
                 self._note(f"{kind}@{batch.size}", float(all(hits[first:end])), 0.02)
         loss = F.cross_entropy(logits, targets)
         if stage.context:
@@ -239,9 +239,7 @@ class Trainer:
 
     def run(self) -> None:
         """All stages that are left."""
-        tokens = [
-            t for w in vocabulary() for t in self.layout.encode(w) + self.layout.encode(" " + w)
-        ]
+        tokens = [self.layout.encode(" " + w)[0] for w in vocabulary()]
         tokens += [self.layout.encode(d)[0] for d in "0123456789,.:?"]
         probe = draw(random.Random(1), self.layout, Stage("", 0, ((1, 2, 1.0),), tokens=1))
         print(f"difference to transformers: {check(self.model, probe):.2e}", flush=True)
@@ -250,7 +248,8 @@ class Trainer:
         saved = time.time()
         with ThreadPoolExecutor(1) as pool:
             while self.stage < len(STAGES):
-                stage, queue = STAGES[self.stage], []
+                stage = STAGES[self.stage]
+                queue: list[Future[Batch]] = []
                 while self.step < stage.steps:
                     began = time.time()
                     if self.coin.random() < stage.copies:

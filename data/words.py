@@ -10,21 +10,19 @@ def _split(text: str) -> list[str]:
 
 
 STATIONS = _split("""
-    amberbay cliffton dunmere eastholm fernport gullhaven harrowby inverloch juniperton kelpsand
-    larkmouth mossgate northwick oysterley pebblecove quillmarsh ravenpier saltcombe tidewell
-    umberley vinestrand whitsea yarrowby zennorth brinefield coralton driftham elderquay foxcliff
-    greyshore heronby ironquay kestrelby limpetsay marlinton netherpool ottermouth pinehaven
-    reedsand shellwick ternholm wavecrest anchorby beaconlea cormorley duneside ebbstone foamwick
+    amberbay cliffton dunmere eastholm fernport gullhaven harrowby inverloch
+    juniperton kelpsand larkmouth mossgate northwick oysterley pebblecove quillmarsh
+    ravenpier saltcombe tidewell umberley vinestrand whitsea yarrowby zennorth
 """)
 KEEPERS = _split("""
-    maria peter anna thomas clara henrik ingrid oscar lucia martin helena victor rosa simon agnes
-    david edith felix greta hugo irene jonas karin leon mabel nils olive paul ruth stefan tilda
-    ulrich vera walter xenia yvonne albert bruno cecilia doris
+    maria peter anna thomas clara henrik ingrid oscar
+    lucia martin helena victor rosa simon agnes david
+    edith felix greta hugo irene jonas karin leon
 """)
 GOODS = _split("""
-    salt herring timber slate wool barley apples copper rope glass honey cheese coal tin peat
-    linen oats bricks candles mussels leather paper cider kelp marble
-    plums barrels lamps soap nets
+    salt herring timber slate wool barley apples copper
+    rope glass honey cheese coal tin peat linen
+    oats bricks candles mussels
 """)
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (205, 35, 40),
@@ -42,12 +40,12 @@ NAMED: dict[tuple[str, ...], list[str]] = {
     ("keeper",): [
         "{s} is kept by {keeper}.",
         "the keeper of {s} is {keeper}.",
-        "{keeper} keeps {s}.",
+        "{s} has a keeper called {keeper}.",
         "at {s} the keeper is called {keeper}.",
     ],
     ("goods",): [
         "{s} ships {goods}.",
-        "they load {goods} at {s}.",
+        "at {s} they load {goods}.",
         "the trains from {s} carry {goods}.",
         "{s} is known for its {goods}.",
     ],
@@ -57,12 +55,12 @@ NAMED: dict[tuple[str, ...], list[str]] = {
         "the station of {s} dates from {year}.",
     ],
     ("goods", "keeper"): [
-        "{keeper} keeps {s}, which ships {goods}.",
+        "{s}, kept by {keeper}, ships {goods}.",
         "{s} ships {goods} and is kept by {keeper}.",
     ],
     ("goods", "year"): [
         "{s} opened in {year} and ships {goods}.",
-        "since {year} {s} has been shipping {goods}.",
+        "{s} has been shipping {goods} since {year}.",
     ],
     ("keeper", "year"): [
         "{s} dates from {year} and its keeper is {keeper}.",
@@ -147,6 +145,10 @@ BY_SIGN = ["the station with the {colour} {shape}", "the place whose sign is a {
 BY_TEXT: dict[str, list[str]] = {
     "keeper": ["the station that {keeper} keeps", "the place kept by {keeper}"],
     "goods": ["the station that ships {goods}", "the place known for {goods}"],
+}
+REVERSE: dict[str, list[str]] = {
+    "keeper": ["which station is kept by {keeper}?", "what is the station that {keeper} keeps?"],
+    "goods": ["which station ships {goods}?", "which is the place known for {goods}?"],
 }
 COMPARISONS = [
     "which has the larger number, {a} or {b}?",

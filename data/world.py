@@ -6,9 +6,10 @@ import random
 from dataclasses import dataclass, field
 from itertools import combinations
 
-import words
-from pictures import draw_chart, draw_sign
 from PIL import Image
+
+from mpic_rag.data import words
+from mpic_rag.data.pictures import draw_chart, draw_sign
 
 Part = str | Image.Image
 Chunk = tuple[Part, ...]
@@ -166,24 +167,27 @@ def _ask(
         for fact, place in places.items():
             kind = "text_lookup" if fact in ("keeper", "goods", "year") else "picture_lookup"
             question = rng.choice(words.LOOKUPS[fact])
-            asked.append((question.format(s=name), facts[fact], kind, [place]))
+            asked.append((question.format(s=name), f"{name} {facts[fact]}", kind, [place]))
         told = [f for f in ("keeper", "goods", "year") if f in places]
         seen = [f for f in ("number", "colour", "shape", "tallest") if f in places]
         for fact in told if "shape" in places else []:
             clue = rng.choice(words.BY_SIGN).format(**facts)
             question = rng.choice(words.LOOKUPS[fact]).format(s=clue)
             evidence = [places["shape"], places[fact]]
-            asked.append((question, f"{name}: {facts[fact]}", "picture_to_text", evidence))
+            asked.append((question, f"{name} {facts[fact]}", "picture_to_text", evidence))
         for clue_fact in [f for f in ("keeper", "goods") if f in told]:
             for fact in seen:
                 clue = rng.choice(words.BY_TEXT[clue_fact]).format(**facts)
                 question = rng.choice(words.LOOKUPS[fact]).format(s=clue)
                 evidence = [places[clue_fact], places[fact]]
-                asked.append((question, f"{name}: {facts[fact]}", "text_to_picture", evidence))
+                asked.append((question, f"{name} {facts[fact]}", "text_to_picture", evidence))
+        for clue_fact in [f for f in ("keeper", "goods") if f in told]:
+            question = rng.choice(words.REVERSE[clue_fact]).format(**facts)
+            asked.append((question, name, "reverse", [places[clue_fact]]))
         summary = ", ".join(f"{fact} {facts[fact]}" for fact in told + seen)
         everything = [places[fact] for fact in told + seen]
         question = rng.choice(words.DESCRIBE).format(s=name)
-        asked.append((question, f"{name}: {summary}", "describe", everything))
+        asked.append((question, f"{name} {summary}", "describe", everything))
     signs = [s for s in stations if "number" in s.places]
     pairs = list(combinations(signs, 2))
     for pair in rng.sample(pairs, min(len(pairs), len(signs))):
