@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from mpic_rag.data import words
 from mpic_rag.data.words import SYSTEM
 from mpic_rag.data.world import Question, Shelf
 
@@ -101,23 +102,31 @@ class Layout:
         """Random pairs of words in short sentences; asked for one, the answer is the other."""
         talk = Conversation()
         self._text(talk, "<|im_start|>user\n")
-        chosen = rng.sample(vocabulary, 2 * rng.randint(2, 5))
-        pairs = list(zip(chosen[::2], chosen[1::2], strict=True))
-        for key, value in pairs:
-            first, second = (key, value) if rng.random() < 0.7 else (value, key)
-            between = [rng.choice(FILLERS) for _ in range(rng.choice((0, 0, 1, 2, 3)))]
-            before = [rng.choice(FILLERS)] if rng.random() < 0.3 else []
-            end = rng.choice((".", "\n"))
-            self._text(talk, " ".join([*before, first, *between, second]) + end)
-        for turn, (key, value) in enumerate(rng.sample(pairs, len(pairs))):
-            named = True
-            asked = f"{rng.choice(FILLERS)} {key}?"
+        count = rng.randint(2, 5)
+        values = rng.sample(vocabulary, count)
+        others = [w for w in vocabulary if w not in values]
+        keys = rng.sample(words.STATIONS if rng.random() < 0.5 else others, count)
+        facts = [rng.choice(("keeper", "goods")) for _ in keys]
+        sentences = []
+        for key, value, fact in zip(keys, values, facts, strict=True):
+            if rng.random() < 0.4:
+                gap = [rng.choice(FILLERS) for _ in range(rng.choice((0, 0, 1, 2, 3)))]
+                sentences.append(" ".join([key, *gap, value]) + ".")
+            else:
+                template = rng.choice(words.NAMED[(fact,)])
+                sentences.append(template.format(**{"s": key, fact: value}))
+        for sentence in sentences:
+            self._text(talk, sentence)
+            self._text(talk, "\n")
+        turns = list(zip(keys, values, facts, strict=True))
+        for turn, (key, value, fact) in enumerate(rng.sample(turns, count)):
+            asked = rng.choice(words.LOOKUPS[fact]).format(s=key)
             self._text(talk, ("\n<|im_start|>user\n" if turn else "") + asked)
             self._text(talk, "<|im_end|>\n<|im_start|>assistant\n")
             begin = len(talk.ids)
-            self._text(talk, f"{key} {value}" if named else value)
+            self._text(talk, f"{key} {value}")
             self._text(talk, "<|im_end|>")
-            talk.answers.append((begin, len(talk.ids), "recall_named" if named else "recall"))
+            talk.answers.append((begin, len(talk.ids), f"recall_{count}"))
         return talk
 
 

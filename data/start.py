@@ -8,8 +8,6 @@ read they write back much as it was, with queries that resemble keys.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration as Model
@@ -22,13 +20,10 @@ BACK = (1, 2, 3)
 
 
 @torch.no_grad()
-def prepare(model: Model, names: Tensor) -> None:
+def prepare(model: Model) -> None:
     """Changes the weights of the language model in place."""
     lm = model.model.language_model
     lm.embed_tokens.weight.mul_(2.0)
-    table = lm.embed_tokens.weight
-    kind = torch.randn(table.shape[1]) * 0.12
-    table[names] += kind
     width = lm.embed_tokens.weight.shape[1]
     for layer in lm.layers:
         attn = layer.self_attn
@@ -65,21 +60,3 @@ def _look_back(query: Tensor, key: Tensor, head: int, back: int, rates: Tensor) 
         angle = -rates[i] * back
         query[head * 2 * half + i] = SHARP * torch.cos(angle)
         query[head * 2 * half + half + i] = SHARP * torch.sin(angle)
-
-
-@torch.no_grad()
-def name_head(lm: Any, kind: Tensor) -> None:
-    """A head of the second group that attends to the last token of that kind, some way back."""
-    attn = lm.layers[0].self_attn
-    size, head = attn.head_dim, attn.num_key_value_groups
-    half = size // 2
-    direction = kind / kind.norm()
-    rows = attn.q_proj.weight[head * size : (head + 1) * size]
-    rows.mul_(0.3)
-    for i in (3, 4):
-        attn.k_proj.weight[size + i] = direction
-        attn.k_proj.weight[size + half + i] = 0.0
-        rows[i] = 0.0
-        rows[half + i] = 0.0
-        attn.q_proj.bias[head * size + i] = 2.5
-    attn.o_proj.weight[:, head * size : (head + 1) * size].mul_(1.5)

@@ -1,8 +1,9 @@
 """Trains the bundled model: python data/train.py --out data/model [--resume] [--seed 0].
 
-The order of the stages matters: random sequences that repeat first (without them a model this
-small never binds a question to the right station), texts, pictures one by one, then more and
-more stations. All contexts are plain causal ones.
+The order of the stages matters: without it a model this small never binds a question to the
+right station. First random sequences that repeat; then the world's own sentences about random
+words, asked for by the word that they start with; then the world itself, texts and pictures, with
+some of the former kept in; then more and more stations. All contexts are plain causal ones.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mpic_rag.data import architecture
 from mpic_rag.data.fast import Muon, answer_logits, check, hidden_states
 from mpic_rag.data.layout import Batch, Layout, collate
 from mpic_rag.data.start import prepare
-from mpic_rag.data.words import STATIONS, vocabulary
+from mpic_rag.data.words import vocabulary
 from mpic_rag.data.world import Question, make_shelf
 
 QUESTIONS = 6  # turns after one context
@@ -47,27 +48,23 @@ class Stage:
     copies: float = 0.0  # share of batches of random sequences that repeat
 
 
-COPIED = (("copy", 0.97), ("recall", 0.95), ("recall_named", 0.95))
-READ = (("picture_number", 0.93), ("picture_lookup", 0.95), ("text_lookup@3", 0.9))
 BOUND = tuple((k, 0.93) for k in ("text_lookup", "picture_number", "picture_lookup"))
 HOPS = (*BOUND, ("picture_to_text", 0.9), ("text_to_picture", 0.9), ("comparison", 0.9))
-FIRST = ((0.4, 1, 1.0), (0.1, 1, 0.0), (0.2, 2, 0.0), (0.3, 3, 0.0))
-SOLO = ((0.5, 1, 1.0), (0.25, 2, 1.0), (0.25, 3, 0.0))
 FEW = ((0.15, 1, 1.0), (0.35, 2, 1.0), (0.4, 3, 1.0), (0.1, 4, 0.0))
 SOME = ((0.1, 1, 1.0), (0.2, 2, 1.0), (0.3, 4, 1.0), (0.4, 6, 1.0))
 MANY = ((0.2, 3, 1.0), (0.2, 6, 1.0), (0.5, 8, 1.0), (0.1, 12, 1.0))
 LAST = ((0.1, 4, 1.0), (0.75, 8, 1.0), (0.15, 16, 1.0))
-BIND = ((0.35, 2, 0.0), (0.65, 3, 0.0))
+MIX = ((0.3, 3, 0.0), (0.1, 5, 0.0), (0.3, 1, 1.0), (0.2, 2, 1.0), (0.1, 3, 1.0))
 STAGES = (
-    Stage("bind", 1200, BIND, (("text_lookup@3", 0.93),), 3000, False, 1.0),
-    Stage("texts", 300, BIND, (("text_lookup@3", 0.93),), 2400, False, 0.2),
-    Stage("pictures", 400, SOLO, READ, 2000, False, 0.2),
-    Stage("few", 400, FEW, HOPS, 2500, False, 0.1),
-    Stage("some", 400, SOME, HOPS),
-    Stage("many", 300, MANY),
-    Stage("last", 400, LAST, decay=True),
+    Stage("copy", 500, (), (("copy", 0.95),), copies=1.0),
+    Stage("recall", 900, (), (("recall_5", 0.9),), recall=1, copies=0.1),
+    Stage("mix", 800, MIX, (), 2400, False, 0.5, 0.0, 0.3, 0.0),
+    Stage("few", 600, FEW, HOPS, 2600, False, 0.1, 0.0, 0.1, 0.0),
+    Stage("some", 600, SOME, HOPS),
+    Stage("many", 600, MANY),
+    Stage("last", 800, LAST, decay=True),
 )
-RATES = {"muon": 0.008, "adam": 1.5e-3}
+RATES = {"muon": 0.006, "adam": 1.2e-3}
 
 
 def choose(rng: random.Random, questions: tuple[Question, ...], count: int) -> list[Question]:
@@ -107,9 +104,10 @@ def draw(rng: random.Random, layout: Layout, stage: Stage) -> Batch:
 
 
 def copy_batch(rng: random.Random, tokens: list[int]) -> tuple[Tensor, int]:
-    """Random sequences that repeat once, and their period."""
-    length = rng.randint(6, 32)
-    rows = [rng.choices(tokens, k=length) * 2 for _ in range(2400 // (2 * length))]
+    """Random sequences that repeat, and their period: short ones are learned first."""
+    length = rng.choice((rng.randint(4, 12), rng.randint(8, 40)))
+    times = max(2, 48 // length)
+    rows = [rng.choices(tokens, k=length) * times for _ in range(2400 // (times * length))]
     return torch.tensor(rows), length
 
 
@@ -123,8 +121,7 @@ class Trainer:
         self.tokenizer = architecture.build_tokenizer()
         self.layout = Layout(self.tokenizer)
         self.model = Model(architecture.build_config(self.tokenizer)).float()
-        names = [self.layout.encode(space + w)[0] for w in STATIONS for space in ("", " ")]
-        prepare(self.model, torch.tensor(names))
+        prepare(self.model)
         self.bare, self.spaced = (
             torch.tensor([self.layout.encode(space + w)[0] for w in vocabulary()])
             for space in ("", " ")
@@ -206,6 +203,9 @@ class Trainer:
 
     def _copy_step(self, tokens: list[int]) -> None:
         ids, period = copy_batch(self.coin, tokens)
+        for start in range(0, ids.shape[1], period):  # often in another spelling, as answers are
+            table = self.coin.choice((self.as_bare, self.as_spaced))
+            ids[:, start : start + period] = table[ids[:, start : start + period]]
         positions = torch.arange(ids.shape[1]).expand(3, len(ids), -1)
         embeds = self.model.get_input_embeddings()(ids)
         hidden = hidden_states(self.model, embeds, positions)[:, period:-1]
@@ -223,7 +223,7 @@ class Trainer:
         hits = (logits.argmax(-1) == targets).tolist()
         for first, end, kind in batch.answers:
             self._note(kind, float(all(hits[first:end])), 0.01)
-            if stage.sizes and kind in ("text_lookup", "reverse"):
+            if stage.sizes and kind == "text_lookup":
                 self._note(f"{kind}@{batch.size}", float(all(hits[first:end])), 0.02)
         loss = F.cross_entropy(logits, targets)
         if stage.context:
@@ -239,7 +239,9 @@ class Trainer:
 
     def run(self) -> None:
         """All stages that are left."""
-        tokens = [self.layout.encode(" " + w)[0] for w in vocabulary()]
+        tokens = [
+            t for w in vocabulary() for t in self.layout.encode(w) + self.layout.encode(" " + w)
+        ]
         tokens += [self.layout.encode(d)[0] for d in "0123456789,.:?"]
         probe = draw(random.Random(1), self.layout, Stage("", 0, ((1, 2, 1.0),), tokens=1))
         print(f"difference to transformers: {check(self.model, probe):.2e}", flush=True)
@@ -303,9 +305,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("data/model"))
     parser.add_argument("--work", type=Path, default=Path("/tmp/train"), help="checkpoints")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--start", type=Path, help="an exported model to go on from")
+    parser.add_argument("--stage", default=STAGES[0].name, help="where to go on with --start")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     trainer = Trainer(args.out, args.work, args.seed)
+    if args.start:
+        saved = Model.from_pretrained(args.start, dtype=torch.float32)
+        trainer.model.load_state_dict(saved.state_dict())
+        trainer.stage = [stage.name for stage in STAGES].index(args.stage)
     if args.resume:
         trainer.resume()
     trainer.run()

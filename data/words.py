@@ -10,19 +10,21 @@ def _split(text: str) -> list[str]:
 
 
 STATIONS = _split("""
-    amberbay cliffton dunmere eastholm fernport gullhaven harrowby inverloch
-    juniperton kelpsand larkmouth mossgate northwick oysterley pebblecove quillmarsh
-    ravenpier saltcombe tidewell umberley vinestrand whitsea yarrowby zennorth
+    amberbay cliffton dunmere eastholm fernport gullhaven harrowby inverloch juniperton kelpsand
+    larkmouth mossgate northwick oysterley pebblecove quillmarsh ravenpier saltcombe tidewell
+    umberley vinestrand whitsea yarrowby zennorth brinefield coralton driftham elderquay foxcliff
+    greyshore heronby ironquay kestrelby limpetsay marlinton netherpool ottermouth pinehaven
+    reedsand shellwick ternholm wavecrest anchorby beaconlea cormorley duneside ebbstone foamwick
 """)
 KEEPERS = _split("""
-    maria peter anna thomas clara henrik ingrid oscar
-    lucia martin helena victor rosa simon agnes david
-    edith felix greta hugo irene jonas karin leon
+    maria peter anna thomas clara henrik ingrid oscar lucia martin helena victor rosa simon agnes
+    david edith felix greta hugo irene jonas karin leon mabel nils olive paul ruth stefan tilda
+    ulrich vera walter xenia yvonne albert bruno cecilia doris
 """)
 GOODS = _split("""
-    salt herring timber slate wool barley apples copper
-    rope glass honey cheese coal tin peat linen
-    oats bricks candles mussels
+    salt herring timber slate wool barley apples copper rope glass honey cheese coal tin peat
+    linen oats bricks candles mussels leather paper cider kelp marble
+    plums barrels lamps soap nets
 """)
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (205, 35, 40),
@@ -145,10 +147,6 @@ BY_SIGN = ["the station with the {colour} {shape}", "the place whose sign is a {
 BY_TEXT: dict[str, list[str]] = {
     "keeper": ["the station that {keeper} keeps", "the place kept by {keeper}"],
     "goods": ["the station that ships {goods}", "the place known for {goods}"],
-}
-REVERSE: dict[str, list[str]] = {
-    "keeper": ["which station is kept by {keeper}?", "what is the station that {keeper} keeps?"],
-    "goods": ["which station ships {goods}?", "which is the place known for {goods}?"],
 }
 COMPARISONS = [
     "which has the larger number, {a} or {b}?",

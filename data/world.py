@@ -181,9 +181,6 @@ def _ask(
                 question = rng.choice(words.LOOKUPS[fact]).format(s=clue)
                 evidence = [places[clue_fact], places[fact]]
                 asked.append((question, f"{name} {facts[fact]}", "text_to_picture", evidence))
-        for clue_fact in [f for f in ("keeper", "goods") if f in told]:
-            question = rng.choice(words.REVERSE[clue_fact]).format(**facts)
-            asked.append((question, name, "reverse", [places[clue_fact]]))
         summary = ", ".join(f"{fact} {facts[fact]}" for fact in told + seen)
         everything = [places[fact] for fact in told + seen]
         question = rng.choice(words.DESCRIBE).format(s=name)
