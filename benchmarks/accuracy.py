@@ -11,7 +11,7 @@ import argparse
 import random
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +53,16 @@ def orphaned(documents: list[Document], question: Question) -> list[list[Chunk]]
     return chunks
 
 
+def one_kind_after_the_other(questions: list[Question]) -> list[Question]:
+    """Order questions so that a shelf's first few are of all kinds."""
+    seen: Counter[str] = Counter()
+    ranks = []
+    for number, question in enumerate(questions):
+        ranks.append((seen[question.kind], number))
+        seen[question.kind] += 1
+    return [questions[number] for _, number in sorted(ranks)]
+
+
 def measure(model: Model, total: int, seed: int) -> Iterator[dict[str, Any]]:
     """Yield one row per question, method and context."""
     rng = random.Random(seed)
@@ -60,8 +70,7 @@ def measure(model: Model, total: int, seed: int) -> Iterator[dict[str, Any]]:
         shelf = make_shelf(rng)
         pages = documents(shelf)
         asked = [q for q in shelf.questions if q.kind in KINDS]
-        rng.shuffle(asked)
-        asked.sort(key=lambda q: sum(p.kind == q.kind for p in asked[: asked.index(q)]))
+        asked = one_kind_after_the_other(rng.sample(asked, len(asked)))
         with tempfile.TemporaryDirectory() as folder:
             engines = {m: Engine(model, Store(folder), mode=m) for m in ("document", "isolated")}
             for engine in engines.values():

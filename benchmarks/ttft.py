@@ -1,8 +1,8 @@
 """Time to first token on the bundled guide, by method: python benchmarks/ttft.py [--quick].
 
 8 pictures and 8 texts in context, documents in random order, caches read from disk (page cache
-warm). Methods take turns on every question, so that the machine's moods meet them all; the first
-question is not counted.
+warm). Methods take turns on every question, so that the machine's moods meet them all; each
+is warmed up on the first question.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What people use today: reuse of an identical prefix, by transformers' own cache."""
+"""Exact prefix reuse: the last prompt's cache serves what the next one has in common with it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class PrefixReuse:
             after += 1
         self.cache.crop(-(self.cache.get_seq_length() - len(signature)))
         self.signature = signature
-        return Answer(model.codec.tokenizer.decode(ids), tuple(ids), report)
+        return Answer(model.codec.tokenizer.backend_tokenizer.decode(ids), tuple(ids), report)
 
     def _forward(self, embeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return self.model.forward(embeds, positions, self.cache, None)

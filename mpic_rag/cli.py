@@ -8,8 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, cast
 
+import click
 import transformers
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from transformers import AutoConfig
@@ -19,7 +21,7 @@ from mpic_rag import guide
 from mpic_rag.compiler import Mode
 from mpic_rag.documents import Chunk, Document, Picture, read_folder
 from mpic_rag.engine import Engine
-from mpic_rag.model import BUNDLED, FAMILIES, Model, check
+from mpic_rag.model import BUNDLED, FAMILIES, Model, check, locate
 from mpic_rag.output import console, fail, log, with_json_target, write_json
 from mpic_rag.report import Report
 from mpic_rag.sampling import Sampling
@@ -148,8 +150,9 @@ def model_(
 ) -> None:
     """Say what a model is, whether it is supported, and what its caches take."""
     try:
-        config = AutoConfig.from_pretrained(name)
-    except (OSError, ValueError) as error:
+        source, options = locate(name)
+        config = AutoConfig.from_pretrained(source, **options)
+    except (OSError, ValueError, ImportError) as error:
         raise ValueError(f"can't read the model {name}: {str(error).splitlines()[0]}") from error
     family = check(config)
     text = config.get_text_config()
@@ -184,11 +187,15 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     sys.argv[1:] = with_json_target(sys.argv[1:])
     try:
-        app()
+        status = app(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        status = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        fail("interrupted; what was compiled is kept, run the same command to go on")
     except (ValueError, OSError) as error:
         fail(str(error))
-    except KeyboardInterrupt:
-        fail("interrupted; what was compiled is kept, run the same command to go on")
+    sys.exit(status if isinstance(status, int) else 0)
 
 
 def _read(path: Path) -> list[Document]:
@@ -218,11 +225,12 @@ def _compile(engine: Engine, documents: list[Document], title: str) -> int:
 def _warn_of_unknown_text(model: Model, texts: list[str], name: str) -> None:
     """A tokenizer that spells a text out letter by letter never saw its language."""
     characters = sum(map(len, texts))
-    if characters < 2 * sum(len(model.codec.encode(text)) for text in texts):
-        which = "the bundled model knows its guide only" if name == str(BUNDLED) else name
+    if name == str(BUNDLED) and characters < 2 * sum(
+        len(model.codec.encode(text)) for text in texts
+    ):
         log.print(
-            f"warning: most of this text is unknown to the model ({which}), expect no sensible"
-            " answer; choose another with --model",
+            "warning: most of this text is unknown to the bundled model, which knows its guide"
+            " only; expect no sensible answer, and choose another with --model",
             style="yellow",
         )
 
@@ -251,7 +259,7 @@ def _report_table(report: Report) -> Table:
         table.add_column(column, justify="right" if column in ("tokens", "recomputed") else "left")
     for chunk in report.chunks:
         fate = chunk.hit or f"miss: {chunk.miss}"
-        table.add_row(chunk.source, str(chunk.tokens), str(chunk.recomputed), fate)
+        table.add_row(escape(chunk.source), str(chunk.tokens), str(chunk.recomputed), fate)
     stages = "  ".join(f"{name} {s * 1e3:.1f}" for name, s in report.seconds.items())
     later = report.later_s
     each = f"; each later token {sum(later) / len(later) * 1e3:.1f} ms" if later else ""

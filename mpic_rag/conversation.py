@@ -123,13 +123,13 @@ class Conversation:
                 f"the prompt has {total} tokens and the answer may have {stream.max_tokens} more;"
                 f" the model holds {model.max_tokens}: retrieve fewer chunks"
             )
-        with watch.stage("link"):
-            cache = start
-            if start is not self.cache or start.capacity < total + stream.max_tokens:
-                cache = start.grown(total + stream.max_tokens)
-            pieces, position = place(pieces, base, position)
-            link(model, cache, pieces)
+        cache = start
         try:
+            with watch.stage("link"):
+                if start is not self.cache or start.capacity < total + stream.max_tokens:
+                    cache = start.grown(total + stream.max_tokens)
+                pieces, position = place(pieces, base, position)
+                link(model, cache, pieces)
             with watch.stage("select"):
                 rows = [
                     rule.rows(piece.segment) if piece.kv else torch.ones(len(piece.segment)).bool()
@@ -183,10 +183,16 @@ class Conversation:
     def _step(self) -> torch.Tensor:
         """Run the newest token through the model; returns its hidden state [1, hidden]."""
         assert self.cache is not None
-        segment = self.engine.model.text_segment([self._unseen.pop()])
-        placed, self.position = place([Piece(segment)], self.cache.length, self.position)
-        link(self.engine.model, self.cache, placed)
-        return prefill(self.engine.model, self.cache, placed, [torch.ones(1, dtype=torch.bool)])
+        model, cache, base = self.engine.model, self.cache, self.cache.length
+        placed, after = place([Piece(model.text_segment(self._unseen))], base, self.position)
+        try:
+            link(model, cache, placed)
+            hidden = prefill(model, cache, placed, [torch.ones(1, dtype=torch.bool)])
+        except BaseException:  # an interrupt too: the conversation must stay usable
+            cache.truncate(base)
+            raise
+        self.position, self._unseen = after, []
+        return hidden
 
 
 class Stream:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from mpic_rag import guide
@@ -19,7 +20,7 @@ from mpic_rag.store import Store
 METHODS = {
     "full": "full prefill: vision tower and language model over everything",
     "encoder": "vision features from the store, language model over everything",
-    "prefix": "exact prefix reuse: transformers' own cache, longest common prefix",
+    "prefix": "exact prefix reuse: transformers' own cache of the last prompt",
     "none": "linked caches compiled in their documents, nothing recomputed",
     "first_k:8": "linked, MPIC's rule: all text and 8 tokens of each picture recomputed",
     "epic:8": "linked, EPIC's rule: 8 tokens of each chunk recomputed",
@@ -129,4 +130,4 @@ def context(rows: list[Row]) -> str:
 
 
 def _marked(row: Row) -> str:
-    return f"[green]{row['answer']}[/]" if row["correct"] else f"[red]{row['answer']}[/]"
+    return f"[{'green' if row['correct'] else 'red'}]{escape(row['answer'])}[/]"

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-_IMAGE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)")
+_IMAGE = re.compile(r"!\[[^\]]*\]\((?!\w+://)([^)\s]+)\)")  # pictures on the web stay text
 _VIDEO_OR_AUDIO = {".mp4", ".mov", ".avi", ".mkv", ".webm", ".mp3", ".wav", ".flac", ".ogg"}
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # none that runs another program
 _PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 
 
@@ -53,7 +54,7 @@ class Picture:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
-                with Image.open(io.BytesIO(self.data)) as image:
+                with Image.open(io.BytesIO(self.data), formats=_FORMATS) as image:
                     return ImageOps.exif_transpose(image).convert("RGB")
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise ValueError(
@@ -110,6 +111,15 @@ class Document:
     name: str
     chunks: tuple[Chunk, ...]
 
+    def __post_init__(self) -> None:
+        if not self.chunks:
+            raise ValueError(f"document {self.name} is empty")
+        context = ""
+        for chunk in self.chunks:
+            if chunk.context != context:
+                raise ValueError(f"{chunk.source} is out of its context: use `Document.of`")
+            context = _after(chunk)
+
     @classmethod
     def of(cls, name: str, chunks: Iterable[Iterable[Part]]) -> Document:
         """Build a document from the parts of its chunks."""
@@ -117,10 +127,8 @@ class Document:
         context = ""
         for index, parts in enumerate(chunks):
             chunk = Chunk(tuple(parts), f"{name}#{index}", context)
-            context = hashlib.sha256(f"{context}{chunk.digest}".encode()).hexdigest()
+            context = _after(chunk)
             made.append(chunk)
-        if not made:
-            raise ValueError(f"document {name} is empty")
         return cls(name, tuple(made))
 
     @classmethod
@@ -150,14 +158,30 @@ class Document:
 
 
 def read_folder(folder: str | Path) -> list[Document]:
-    """Read every `.md` and `.txt` below a folder, in the order of their paths."""
+    """Read every `.md` and `.txt` below a folder, in the order of their paths.
+
+    Hidden folders, and links that lead out of the folder, are passed over.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
-    paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in {".md", ".txt"})
+    root = folder.resolve()
+    paths = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in {".md", ".txt"}
+        and path.is_file()
+        and path.resolve().is_relative_to(root)
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
     if not paths:
         raise ValueError(f"{folder} holds no .md or .txt file")
     return [Document.read(path) for path in paths]
+
+
+def _after(chunk: Chunk) -> str:
+    """The context of the chunk that follows."""
+    return hashlib.sha256(f"{chunk.context}{chunk.digest}".encode()).hexdigest()
 
 
 def _parts(block: str, folder: Path) -> list[Part]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -35,7 +36,8 @@ class Engine:
         self.compiler = Compiler(model, mode, warmup)
         self._prefixes: dict[str | None, tuple[LinkedCache, int]] = {}
         self._background = ThreadPoolExecutor(1, "compile")
-        self._pending: list[Future[None]] = []
+        self._pending: dict[str, Future[None]] = {}
+        self._pending_lock = threading.Lock()
 
     def compile(
         self, documents: Iterable[Document], progress: Callable[[Document, int], None] | None = None
@@ -62,8 +64,9 @@ class Engine:
 
     def drain(self) -> None:
         """Wait until chunks that were missing are stored; raises what went wrong there."""
-        pending, self._pending = self._pending, []
-        for future in pending:
+        with self._pending_lock:
+            pending, self._pending = self._pending, {}
+        for future in pending.values():
             future.result()
 
     def keys(self, chunk: Chunk) -> list[tuple[Mode, str]]:
@@ -85,6 +88,10 @@ class Engine:
                 continue
             except StoreError as error:
                 reason = str(error)
+                self.store.delete(key)  # so that compiling again makes it anew
+                continue
+            except OSError as error:
+                reason = f"unreachable: {error.strerror}"
                 continue
             return Piece(segment, kv), mode, size
         return None, reason, 0
@@ -103,10 +110,16 @@ class Engine:
     def compile_later(self, chunks: Sequence[Chunk]) -> None:
         """Compile chunks in isolation in the background: their documents aren't at hand."""
 
-        def work(chunk: Chunk) -> None:
+        def work(chunk: Chunk, key: str) -> None:
             with self.model.lock:
                 kv = self.compiler.compile([chunk])[0]
-            put(self.store, self.compiler.key(chunk, "isolated"), kv)
+            put(self.store, key, kv)
 
-        self._pending = [future for future in self._pending if not future.done()]
-        self._pending += [self._background.submit(work, chunk) for chunk in chunks]
+        with self._pending_lock:
+            done = [k for k, f in self._pending.items() if f.done() and not f.exception()]
+            for key in done:
+                del self._pending[key]
+            for chunk in chunks:
+                key = self.compiler.key(chunk, "isolated")
+                if key not in self._pending:
+                    self._pending[key] = self._background.submit(work, chunk, key)

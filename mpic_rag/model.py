@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import xxhash
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
@@ -97,9 +98,7 @@ class Model:
             device = found if found is not None else torch.device("cpu")
         device = torch.device(device)
         dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
-        source, options = str(name), {}
-        if source.endswith(".gguf"):
-            source, options = str(Path(source).parent), {"gguf_file": Path(source).name}
+        source, options = locate(name)
         try:
             config = AutoConfig.from_pretrained(source, **options)
             family = check(config)
@@ -112,11 +111,12 @@ class Model:
             images = AutoImageProcessor.from_pretrained(source) if family.markers else None
         except UnsupportedModelError:
             raise
-        except (OSError, ValueError, KeyError) as error:
-            first = str(error).strip().splitlines()[0]
+        except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+            first = (str(error).strip() or repr(error)).splitlines()[0]
             raise ValueError(
                 f"can't load the model {name}: {first} (--model takes a folder that"
-                " `save_pretrained` wrote, a .gguf file, or a name on the Hugging Face hub)"
+                " `save_pretrained` wrote, a .gguf file (with the extra `gguf`), or a name on the"
+                " Hugging Face hub)"
             ) from error
         return cls(network, tokenizer, images)
 
@@ -305,6 +305,13 @@ class Model:
             torch.tensor(images, dtype=torch.int32),
             torch.cat(features) if features else none,
         )
+
+
+def locate(name: str | Path) -> tuple[str, dict[str, str]]:
+    """What `from_pretrained` wants to be told of a folder, a GGUF file or a hub name."""
+    if str(name).endswith(".gguf"):
+        return str(Path(name).parent), {"gguf_file": Path(name).name}
+    return str(name), {}
 
 
 def _content(config: Any) -> Any:

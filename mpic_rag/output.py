@@ -42,12 +42,16 @@ def write_json(rows: Sequence[dict[str, Any]], target: str) -> None:
 
 
 def with_json_target(arguments: Sequence[str]) -> list[str]:
-    """Let `--json` stand alone for standard output: click has no option whose value may lack."""
+    """Let `--json` stand alone for standard output: click has no option whose value may lack.
+
+    Only a name in `.json` counts as its value, lest a document that follows be overwritten.
+    """
     result: list[str] = []
     for n, argument in enumerate(arguments):
         result.append(argument)
         value = arguments[n + 1] if n + 1 < len(arguments) else None
-        if argument == "--json" and (value is None or (value[:1] == "-" and value != "-")):
+        named = value is not None and (value == "-" or value.endswith(".json"))
+        if argument == "--json" and not named:
             result.append("-")
     return result
 

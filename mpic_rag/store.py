@@ -65,8 +65,9 @@ class Store:
     def get(self, key: str, names: Collection[str]) -> tuple[dict[str, torch.Tensor], int]:
         """Read the named tensors, and say how many bytes that took.
 
-        Raises `KeyError` where there is no entry, `StoreError` where it is torn or damaged.
-        Reads into buffers of its own: a file cut short under a memory map kills the process.
+            Raises `KeyError` where there is no entry, `StoreError` where it is torn or damaged, and
+        `OSError` where it can't be read.
+            Reads into buffers of its own: a file cut short under a memory map kills the process.
         """
         try:
             with self.path(key).open("rb", buffering=0) as file:
@@ -74,7 +75,7 @@ class Store:
         except FileNotFoundError:
             raise KeyError(key) from None
         # What a damaged header makes the parser raise.
-        except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise StoreError(f"unreadable: {error!r}") from error
 
     def delete(self, key: str) -> bool:
@@ -109,8 +110,12 @@ def _read(fd: int, names: Collection[str]) -> tuple[dict[str, torch.Tensor], int
         if end > size:
             raise StoreError("is cut short")
         buffer = torch.empty(end - start, dtype=torch.uint8)
-        if os.preadv(fd, [buffer.numpy().data], start) != end - start:
-            raise StoreError("is cut short")
+        done = 0
+        while done < end - start:  # one call reads 2 GiB at most
+            read = os.preadv(fd, [buffer.numpy().data[done:]], start + done)
+            if not read:
+                raise StoreError("is cut short")
+            done += read
         tensors[name] = buffer.view(dtype).view(shape)
         if _checksum(tensors[name]) != checksums[name]:
             raise StoreError(f"{name} does not match its checksum")

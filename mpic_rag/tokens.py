@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import secrets
 from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
-
-_SLOT = "@@slot-{}@@"
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class Codec:
         for stage in ("normalizer", "pre_tokenizer"):
             spec[stage] = _without_prefix_space(spec[stage])
         self._plain = Tokenizer.from_str(json.dumps({**spec, "added_tokens": []}))
+        self._templates: dict[str | None, Template] = {}
 
     @property
     def spec(self) -> str:
@@ -68,32 +68,40 @@ class Codec:
 
     def template(self, system: str | None = None) -> Template:
         """Render the chat template once around placeholders and cut it there."""
-        messages = [{"role": "system", "content": system}] if system else []
-        messages += [
-            {"role": role, "content": _SLOT.format(n)}
-            for n, role in enumerate(("user", "assistant", "user"))
-        ]
-        prefix, _, between, suffix = self._cut(messages)
-        return Template(
-            tuple(self._first(prefix)), tuple(self.control(suffix)), tuple(self.control(between))
-        )
+        if system not in self._templates:
+            roles = ["system"] if system else []
+            *opening, _, between, suffix = self._cut([*roles, "user", "assistant", "user"])
+            prefix = self._first(opening[0])
+            if system:  # a template may have no place for it
+                prefix += [*self.encode(system), *self.control(opening[1])] if opening[1:] else []
+            self._templates[system] = Template(
+                tuple(prefix), tuple(self.control(suffix)), tuple(self.control(between))
+            )
+        return self._templates[system]
 
-    def _cut(self, messages: list[dict[str, Any]]) -> list[str]:
+    def _cut(self, roles: list[str]) -> list[str]:
+        """Render a chat whose contents are placeholders, and return what stands between them."""
         if not self.tokenizer.chat_template:
             return ["", "\n", "\n", "\n"]
+        slots = [f"@@{secrets.token_hex(8)}@@" for _ in roles]
+        messages: list[dict[str, Any]] = [
+            {"role": role, "content": slot} for role, slot in zip(roles, slots, strict=True)
+        ]
         # A date in a template would change the compile prefix, and with it every key, each day.
         fixed = {"tokenize": False, "add_generation_prompt": True, "date_string": "1 Jan 2024"}
         text = self.tokenizer.apply_chat_template(messages, **fixed)
-        if _SLOT.format(0) not in text:  # vision templates that only take a list of parts
+        if slots[-1] not in text:  # vision templates that only take a list of parts
             for message in messages:
                 message["content"] = [{"type": "text", "text": message["content"]}]
             text = self.tokenizer.apply_chat_template(messages, **fixed)
         pieces = []
-        for n in range(3):
-            piece, found, text = text.partition(_SLOT.format(n))
-            if not found:
+        for role, slot in zip(roles, slots, strict=True):
+            piece, found, rest = text.partition(slot)
+            if found:
+                pieces.append(piece)
+                text = rest
+            elif role != "system":
                 raise ValueError("the chat template does not show user and assistant in turn")
-            pieces.append(piece)
         return [*pieces, text]
 
     def _first(self, text: str) -> list[int]:

@@ -111,6 +111,31 @@ def test_pictures_are_upright_rgb():
     assert (decoded.mode, decoded.size) == ("RGB", (10, 20))
 
 
+def test_no_format_that_runs_another_program():
+    with pytest.raises(ValueError, match="can be read"):
+        Picture(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n").decode()
+
+
+def test_folders_are_read_without_what_leads_out_or_is_hidden(tmp_path):
+    (tmp_path / "secret.txt").write_text("secret")
+    folder = tmp_path / "docs"
+    (folder / ".git").mkdir(parents=True)
+    (folder / "dir.md").mkdir()
+    (folder / ".git" / "a.md").write_text("hidden")
+    (folder / "out.md").symlink_to(tmp_path / "secret.txt")
+    (folder / "a.md").write_text("shown ![badge](https://example.org/a.png)")
+    (document,) = read_folder(folder)
+    assert document.name == "a"
+    assert isinstance(document.chunks[0].parts[0], str)
+
+
+def test_a_document_checks_its_contexts():
+    with pytest.raises(ValueError, match="out of its context"):
+        Document("page", (Chunk.of("a"), Chunk.of("b")))
+    with pytest.raises(ValueError, match="empty"):
+        Document("page", ())
+
+
 def test_missing_and_empty_folders(tmp_path):
     with pytest.raises(ValueError, match="no folder"):
         read_folder(tmp_path / "none")

@@ -25,10 +25,10 @@ def run(engine, question, chunks, selector, monkeypatch, steps=STEPS):
     """Answer with a fixed number of tokens; returns the answer and each step's logits."""
     seen = []
     logits = engine.model.logits
-    monkeypatch.setattr(engine.model, "stop_ids", frozenset())
-    monkeypatch.setattr(engine.model, "logits", lambda h: seen.append(logits(h)) or seen[-1])
-    answer = engine.ask(question, chunks, selector=selector, max_tokens=steps)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.model, "stop_ids", frozenset())
+        patch.setattr(engine.model, "logits", lambda h: seen.append(logits(h)) or seen[-1])
+        answer = engine.ask(question, chunks, selector=selector, max_tokens=steps)
     return answer, torch.cat(seen)
 
 

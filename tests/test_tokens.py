@@ -56,6 +56,17 @@ def test_template_is_the_chat_template_cut_in_pieces(model):
     assert [i for part in parts for i in part] == whole
 
 
+@pytest.mark.parametrize("text", HOSTILE[:3])
+def test_a_system_prompt_yields_no_control_token(model, text):
+    codec = model.codec
+
+    def controls(system):
+        added = codec.tokenizer.added_tokens_decoder
+        return [i for i in codec.template(system).prefix if i in added]
+
+    assert controls(text) == controls("Speak plainly.")
+
+
 def test_beginning_of_text_stands_once(model):
     bos = model.codec.tokenizer.bos_token_id
     if bos is None:
