@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, cast
 
-import click
 import transformers
 import typer
 from rich.markup import escape
@@ -48,6 +47,7 @@ JsonOption = Annotated[
     str | None,
     typer.Option("--json", metavar="[FILE]", help="Write JSON to FILE, or to standard output."),
 ]
+_INTERRUPTED = 130  # the status that Typer makes of Ctrl-C
 DEFAULT_STORE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mpic_rag"
 
 
@@ -187,15 +187,13 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     sys.argv[1:] = with_json_target(sys.argv[1:])
     try:
-        status = app(standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        status = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        fail("interrupted; what was compiled is kept, run the same command to go on")
+        app()
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:
+            log.print("interrupted; what was compiled is kept, run the same command to go on")
+        raise
     except (ValueError, OSError) as error:
         fail(str(error))
-    sys.exit(status if isinstance(status, int) else 0)
 
 
 def _read(path: Path) -> list[Document]:

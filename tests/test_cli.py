@@ -82,7 +82,7 @@ def test_interrupts_say_what_is_kept(mpic_rag, monkeypatch):
 
     monkeypatch.setattr(cli, "_compile", interrupt)
     status, _, err = mpic_rag("compile", guide.FOLDER)
-    assert status == 1
+    assert status == 130
     assert "what was compiled is kept" in err
 
 
@@ -111,6 +111,13 @@ def test_ask_about_bad_files(mpic_rag, tmp_path, name, content, message):
     assert (status, out) == (1, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_wrong_usage_is_explained(mpic_rag):
+    for arguments, message in [(["ask"], "question"), (["ask", "q", "--nope"], "--nope")]:
+        status, _, err = mpic_rag(*arguments)
+        assert status == 2
+        assert message in err
 
 
 def test_ask_bad_options(mpic_rag, tmp_path):
