@@ -83,6 +83,11 @@ class LinkedCache(Cache):
         for layer in self.layers:
             layer.length += slots
 
+    def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Fill slots [tokens] in all layers; keys and values [layers, heads, tokens, dim]."""
+        self._keys[:, 0].index_copy_(2, slots, keys)
+        self._values[:, 0].index_copy_(2, slots, values)
+
     def truncate(self, length: int) -> None:
         """Forget the slots from `length` on."""
         for layer in self.layers:

@@ -51,11 +51,9 @@ def link(model: Model, cache: LinkedCache, pieces: Sequence[Piece]) -> None:
         return
     slots = torch.cat([piece.slots for piece, _ in reused]).to(model.device)
     cos, sin = model.rotary(torch.cat([piece.positions for piece, _ in reused], dim=1))
-    for n, layer in enumerate(cache.layers):
-        keys = torch.cat([kv.keys[n] for _, kv in reused], dim=1).to(model.device)
-        values = torch.cat([kv.values[n] for _, kv in reused], dim=1).to(model.device)
-        layer.keys[0].index_copy_(1, slots, rerotate(keys, cos, sin))
-        layer.values[0].index_copy_(1, slots, values)
+    keys = torch.cat([kv.keys for _, kv in reused], dim=2).to(model.device)
+    values = torch.cat([kv.values for _, kv in reused], dim=2).to(model.device)
+    cache.write(slots, rerotate(keys, cos, sin), values)
 
 
 def causal_mask(slots: torch.Tensor, total: int, dtype: torch.dtype) -> torch.Tensor | None:

@@ -68,6 +68,10 @@ class Model:
     def __init__(self, network: Any, tokenizer: Any, image_processor: Any = None) -> None:
         self.family = check(network.config)
         self.network = network.eval()
+        # Where the weights are and of which type, and so keys and values; transformers' own
+        # properties look for them among all modules, each time.
+        self.device: torch.device = network.device
+        self.dtype: torch.dtype = network.dtype
         self.codec = Codec(tokenizer)
         self.image_processor = image_processor
         # One pass at a time, whoever shares this model: compiling hooks into its layers.
@@ -119,16 +123,6 @@ class Model:
                 " Hugging Face hub)"
             ) from error
         return cls(network, tokenizer, images)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.network.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The weights' type, and so that of keys and values."""
-        return self.network.dtype
 
     @cached_property
     def fingerprint(self) -> str:

@@ -98,7 +98,7 @@ def _read(fd: int, names: Collection[str]) -> tuple[dict[str, torch.Tensor], int
     header = json.loads(head[8 : 8 + length])
     checksums = header.get("__metadata__", {})
     size = os.fstat(fd).st_size
-    tensors, total = {}, len(head)
+    tensors, total = {}, 8 + length
     for name in names:
         if name not in header or name not in checksums:
             raise StoreError(f"has no {name}")
