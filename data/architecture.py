@@ -112,7 +112,7 @@ def build_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLConfig:
             "initializer_range": init,
             "rope_parameters": {
                 "rope_type": "default",
-                "rope_theta": 1_000_000.0,
+                "rope_theta": 10_000.0,  # contexts are short
                 "mrope_section": [4, 6, 6],
             },
             "bos_token_id": None,

@@ -49,43 +49,64 @@ def picture_features(model: Model, pixels: Tensor) -> Tensor:
     return tower.merger.mlp(merged)
 
 
-def hidden_states(model: Model, embeds: Tensor, positions: Tensor) -> Tensor:
-    """The language model over right-padded causal contexts."""
+def hidden_states(
+    model: Model, embeds: Tensor, positions: Tensor, context: int, mask: Tensor, tap: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The language model over causal contexts and the branches behind them.
+
+    Returns the last hidden states, those after `tap` layers, [batch, length, width], and how
+    much the heads of the last group look from branches at the contexts two layers later,
+    [batch, heads, branches, context].
+    """
     lm = model.model.language_model
     cos, sin = lm.rotary_emb(embeds, positions)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    x = embeds
-    for layer in lm.layers:
+    x = tapped = looks = embeds
+    for n, layer in enumerate(lm.layers, 1):
         attn, h = layer.self_attn, _norm(layer.input_layernorm, x)
         q, k, v = (
             p(h).unflatten(-1, (-1, attn.head_dim)).transpose(1, 2)
             for p in (attn.q_proj, attn.k_proj, attn.v_proj)
         )
-        mixed = F.scaled_dot_product_attention(
-            _rotate(q, cos, sin), _rotate(k, cos, sin), v, is_causal=True, enable_gqa=True
-        )
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        own = (t[:, :, :context] for t in (q, k, v))
+        mixed = F.scaled_dot_product_attention(*own, is_causal=True, enable_gqa=True)
+        if mask.numel():
+            asked = F.scaled_dot_product_attention(
+                q[:, :, context:], k, v, attn_mask=mask, enable_gqa=True
+            )
+            mixed = torch.cat((mixed, asked), dim=2)
+            if n == tap + 2:
+                group = attn.num_key_value_groups
+                scores = q[:, -group:, context:] @ k[:, -1:].mT * attn.head_dim**-0.5
+                scores = scores.masked_fill(~mask, -1e9)
+                looks = scores.softmax(dim=-1)[..., :context]
         x = x + attn.o_proj(mixed.transpose(1, 2).flatten(2))
         x = x + _mlp(layer.mlp, _norm(layer.post_attention_layernorm, x))
-    return _norm(lm.norm, x)
+        tapped = x if n == tap else tapped
+    return _norm(lm.norm, x), tapped, looks
 
 
-def answer_logits(model: Model, batch: Batch, places: Tensor | None = None) -> Tensor:
-    """Logits of the answers' tokens only, or of those at the places given."""
-    places = batch.target_places if places is None else places
+def answer_logits(model: Model, batch: Batch, tap: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits of the answers' tokens, and the rest of `hidden_states`.
+
+    Of the states after `tap` layers only those of tokens with a topic.
+    """
     embeds = model.model.language_model.embed_tokens(batch.ids)
     if len(batch.pixels):
         features = picture_features(model, batch.pixels).flatten(0, 1)
         flat = embeds.flatten(0, 1).index_copy(0, batch.picture_places, features)
         embeds = flat.view_as(embeds)
-    hidden = hidden_states(model, embeds, batch.positions).flatten(0, 1)
-    return model.lm_head(hidden[places - 1])
+    hidden, tapped, looks = hidden_states(
+        model, embeds, batch.positions, batch.context, batch.mask, tap
+    )
+    logits = model.lm_head(hidden.flatten(0, 1)[batch.target_places - 1])
+    return logits, tapped.flatten(0, 1)[batch.topic_places], looks
 
 
 @torch.no_grad()
 def check(model: Model, batch: Batch) -> float:
-    """Largest difference to `transformers` on a batch of one conversation."""
-    if len(batch.ids) != 1:
-        raise ValueError("check wants a batch of one")
+    """Largest difference to `transformers` on a batch of one context with one branch."""
     doubled = batch.pixels.unflatten(-1, (3, 1, PATCH, PATCH)).expand(-1, -1, -1, 2, -1, -1)
     is_picture = torch.zeros_like(batch.ids)
     is_picture.view(-1)[batch.picture_places] = 1
@@ -96,7 +117,7 @@ def check(model: Model, batch: Batch) -> float:
         pixel_values=doubled.flatten(2).flatten(0, 1),
         image_grid_thw=torch.tensor([[1, GRID, GRID]] * len(batch.pixels)),
     ).logits
-    difference = logits[0, batch.target_places - 1] - answer_logits(model, batch)
+    difference = logits[0, batch.target_places - 1] - answer_logits(model, batch)[0]
     return float(difference.abs().max())
 
 

@@ -1,8 +1,9 @@
-"""Token layout of a conversation about a shelf: ids, M-RoPE positions, pictures, answers."""
+"""Token layout of a shelf and of questions about it: ids, M-RoPE positions, pictures, answers."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -10,8 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from mpic_rag.data import words
-from mpic_rag.data.words import SYSTEM
+from mpic_rag.data.words import COLOURS, GOODS, KEEPERS, SHAPES, STATIONS, SYSTEM
 from mpic_rag.data.world import Question, Shelf
 
 GRID = 12  # patches a side of a 168 x 168 picture
@@ -19,8 +19,7 @@ PATCH, MERGE = 14, 2
 TOKENS = (GRID // MERGE) ** 2
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073], dtype=np.float32)
 STD = np.array([0.26862954, 0.26130258, 0.27577711], dtype=np.float32)
-
-FILLERS = ["the", "of", "is", "at", "by", "keeps", "ships", "opened", "in", "kept", "called"]
+NOTHING = -1  # the topic of a token that is about no station yet
 
 
 def patches(image: np.ndarray) -> np.ndarray:
@@ -32,15 +31,45 @@ def patches(image: np.ndarray) -> np.ndarray:
 
 
 @dataclass
-class Conversation:
-    """One context with the turns that follow it; `answers` holds (first, end, kind) spans."""
+class Strand:
+    """Tokens in a row; `answers` holds (first, end, kind) spans."""
 
+    position: int  # of the next token
     ids: list[int] = field(default_factory=list)
     positions: list[tuple[int, int, int]] = field(default_factory=list)
+    topics: list[int] = field(default_factory=list)  # the station's name that a token is about
     pictures: list[np.ndarray] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)  # first token of each picture
     answers: list[tuple[int, int, str]] = field(default_factory=list)
-    next_position: int = 0
+    sources: list[tuple[int, int, int]] = field(default_factory=list)  # (place, topic, token)
+
+    def text(self, ids: list[int], topic: int = NOTHING) -> None:
+        """Appends text."""
+        self.ids += ids
+        self.positions += [(p, p, p) for p in range(self.position, self.position + len(ids))]
+        self.topics += [topic] * len(ids)
+        self.position += len(ids)
+
+    def picture(self, image: np.ndarray, token: int, topic: int) -> None:
+        """Appends a picture's tokens."""
+        self.pictures.append(patches(image))
+        self.starts.append(len(self.ids))
+        side, first = GRID // MERGE, self.position
+        self.ids += [token] * TOKENS
+        self.positions += [(first, first + y, first + x) for y in range(side) for x in range(side)]
+        self.topics += [topic] * TOKENS
+        self.position = first + side
+
+
+@dataclass
+class Talk:
+    """A context, and conversations that each go on from it without seeing one another."""
+
+    context: Strand
+    branches: list[Strand]
+
+    def __len__(self) -> int:
+        return len(self.context.ids) + sum(len(b.ids) for b in self.branches)
 
 
 class Layout:
@@ -52,136 +81,169 @@ class Layout:
             tokenizer.convert_tokens_to_ids(t)
             for t in ("<|endoftext|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
         )
+        self.colon = self._token(":")
+        self.names = {self.encode(s)[0] for s in STATIONS}
+        values = [*KEEPERS, *GOODS, *COLOURS, *SHAPES]
+        self.spellings = {t: t for t in map(self._token, "0123456789")}
+        for word in (*values, *STATIONS):
+            self.spellings |= {self._token(s + word): self._token(word) for s in ("", " ")}
 
-    def _text(self, talk: Conversation, text: str) -> None:
-        self._ids(talk, self.encode(text))
+    def _token(self, word: str) -> int:
+        return self.encode(word)[0]
 
-    def _ids(self, talk: Conversation, ids: list[int]) -> None:
-        talk.ids += ids
-        talk.positions += [
-            (p, p, p) for p in range(talk.next_position, talk.next_position + len(ids))
-        ]
-        talk.next_position += len(ids)
-
-    def _picture(self, talk: Conversation, image: np.ndarray) -> None:
-        self._ids(talk, [self.vision_start])
-        talk.pictures.append(patches(image))
-        talk.starts.append(len(talk.ids))
-        side, first = GRID // MERGE, talk.next_position
-        talk.ids += [self.image] * TOKENS
-        talk.positions += [(first, first + y, first + x) for y in range(side) for x in range(side)]
-        talk.next_position = first + side
-        self._ids(talk, [self.vision_end])
-
-    def conversation(
-        self, rng: random.Random, shelf: Shelf, questions: list[Question]
-    ) -> Conversation:
-        """The shelf's pages in random order, then the questions and answers, turn by turn."""
-        talk = Conversation()
-        self._text(talk, f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n")
+    def _context(self, rng: random.Random, shelf: Shelf) -> Strand:
+        strand = Strand(0)
+        strand.text(self.encode(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n"))
         for page in rng.sample(shelf.pages, len(shelf.pages)):
+            topic, name = NOTHING, self._token(page.name)
             for chunk in page.chunks:
                 for part in chunk:
-                    if isinstance(part, str):
-                        self._text(talk, part)
-                    else:
-                        self._picture(talk, np.asarray(part))
-                self._text(talk, "\n")
+                    if not isinstance(part, str):
+                        strand.text([self.vision_start], topic)
+                        strand.picture(np.asarray(part), self.image, topic)
+                        strand.text([self.vision_end], topic)
+                        continue
+                    for token in self.encode(part):
+                        topic = name if self.spellings.get(token) == name else topic
+                        strand.text([token], topic)
+                strand.text(self.encode("\n"))
+        return strand
+
+    def _branch(self, position: int, questions: list[Question]) -> Strand:
+        strand = Strand(position)
         for turn, question in enumerate(questions):
             if turn:
-                self._text(talk, "\n<|im_start|>user\n")
-            self._text(talk, question.text)
-            self._text(talk, "<|im_end|>\n<|im_start|>assistant\n")
-            first = len(talk.ids)
-            self._text(talk, question.answer)
-            self._text(talk, "<|im_end|>")
-            talk.answers.append((first, len(talk.ids), label(question)))
-        return talk
+                strand.text(self.encode("\n<|im_start|>user\n"))
+            strand.text(self.encode(question.text))
+            strand.text(self.encode("<|im_end|>\n<|im_start|>assistant\n"))
+            first = len(strand.ids)
+            strand.text(self.encode(question.answer))
+            strand.text(self.encode("<|im_end|>"))
+            strand.answers.append((first, len(strand.ids), label(question)))
+            topic = self.spellings[strand.ids[first]]
+            for place in range(first, len(strand.ids)):
+                token = self.spellings.get(strand.ids[place])
+                if token in self.names:
+                    topic = token
+                if token is not None and strand.ids[place - 1] != self.colon:
+                    strand.sources.append((place, topic, token))
+        return strand
 
-    def recall(self, rng: random.Random, vocabulary: list[str]) -> Conversation:
-        """Random pairs of words in short sentences; asked for one, the answer is the other."""
-        talk = Conversation()
-        self._text(talk, "<|im_start|>user\n")
-        count = rng.randint(2, 5)
-        values = rng.sample(vocabulary, count)
-        others = [w for w in vocabulary if w not in values]
-        keys = rng.sample(words.STATIONS if rng.random() < 0.5 else others, count)
-        facts = [rng.choice(("keeper", "goods")) for _ in keys]
-        sentences = []
-        for key, value, fact in zip(keys, values, facts, strict=True):
-            if rng.random() < 0.4:
-                gap = [rng.choice(FILLERS) for _ in range(rng.choice((0, 0, 1, 2, 3)))]
-                sentences.append(" ".join([key, *gap, value]) + ".")
-            else:
-                template = rng.choice(words.NAMED[(fact,)])
-                sentences.append(template.format(**{"s": key, fact: value}))
-        for sentence in sentences:
-            self._text(talk, sentence)
-            self._text(talk, "\n")
-        turns = list(zip(keys, values, facts, strict=True))
-        for turn, (key, value, fact) in enumerate(rng.sample(turns, count)):
-            asked = rng.choice(words.LOOKUPS[fact]).format(s=key)
-            self._text(talk, ("\n<|im_start|>user\n" if turn else "") + asked)
-            self._text(talk, "<|im_end|>\n<|im_start|>assistant\n")
-            begin = len(talk.ids)
-            self._text(talk, f"{key} {value}")
-            self._text(talk, "<|im_end|>")
-            talk.answers.append((begin, len(talk.ids), f"recall_{count}"))
-        return talk
+    def talk(self, rng: random.Random, shelf: Shelf, questions: list[Question]) -> Talk:
+        """The shelf's pages in random order; a few conversations have two turns."""
+        context, branches, left = self._context(rng, shelf), [], list(questions)
+        while left:
+            turns = 2 if rng.random() < 0.1 else 1
+            branches.append(self._branch(context.position, left[:turns]))
+            left = left[turns:]
+        return Talk(context, branches)
 
 
 def label(question: Question) -> str:
-    """The kind, with numbers read from pictures apart: they are learned last."""
-    number = question.kind == "picture_lookup" and "number" in question.text
-    return "picture_number" if number else question.kind
+    """The kind, with what is read from digits apart: it is learned last."""
+    if question.kind.endswith("_lookup") and question.answer[-1].isdigit():
+        return question.kind.replace("lookup", "number")
+    return question.kind
 
 
 @dataclass
 class Batch:
-    """Conversations padded on the right; targets are predicted from the token before them."""
+    """Contexts padded on the right, then each one's branches, padded too.
 
-    ids: torch.Tensor  # [batch, length]
-    positions: torch.Tensor  # [3, batch, length]
+    Targets are predicted from the token before them.
+    """
+
+    ids: torch.Tensor  # [batch, context + branches]
+    positions: torch.Tensor  # [3, batch, context + branches]
+    context: int  # length of the padded contexts
+    mask: torch.Tensor  # [batch, 1, branches, context + branches], true where a branch may look
     pixels: torch.Tensor  # [pictures, 144, 588]
     picture_places: torch.Tensor  # flat indexes of the picture tokens
     target_places: torch.Tensor  # flat indexes of the answers' tokens
     answers: list[tuple[int, int, str]]  # spans within target_places
-    context_places: torch.Tensor  # flat indexes of all other text
-    size: int = 0  # stations in each context
+    topic_places: torch.Tensor  # flat indexes of the tokens that are about a station
+    topics: torch.Tensor  # the names of those stations
+    source_places: tuple[torch.Tensor, torch.Tensor]  # row and branch column that looks there
+    sources: torch.Tensor  # [those, context], true where what comes next is told
+    level: int = 0
 
 
-def collate(talks: list[Conversation], pad: int) -> Batch:
-    """One batch of conversations."""
-    length = max(len(t.ids) for t in talks)
+def collate(talks: list[Talk], layout: Layout) -> Batch:
+    """One batch of talks."""
+    pad = layout.pad
+    context = max(len(t.context.ids) for t in talks)
+    length = context + max(sum(len(b.ids) for b in t.branches) for t in talks)
     ids = np.full((len(talks), length), pad, dtype=np.int64)
     positions = np.zeros((3, len(talks), length), dtype=np.int64)
+    topics = np.full((len(talks), length), NOTHING, dtype=np.int64)
+    owner = np.full((len(talks), length), -1, dtype=np.int64)  # the branch; 0 is the context
     pictures, places, targets, answers = [], [], [], []
     count = 0
-    context = []
     for row, talk in enumerate(talks):
-        ids[row, : len(talk.ids)] = talk.ids
-        positions[:, row, : len(talk.ids)] = np.array(talk.positions).T
-        pictures += talk.pictures
-        places += [row * length + s + np.arange(TOKENS) for s in talk.starts]
-        text = np.ones(len(talk.ids), dtype=bool)
-        text[0] = False
-        for start in talk.starts:
-            text[start - 1 : start + TOKENS + 1] = False
-        for first, end, _ in talk.answers:
-            text[first:end] = False
-        context.append(row * length + np.flatnonzero(text))
-        for first, end, kind in talk.answers:
-            targets.append(row * length + np.arange(first, end))
-            answers.append((count, count + end - first, kind))
-            count += end - first
+        for branch, start, strand in _strands(talk, context):
+            end = start + len(strand.ids)
+            ids[row, start:end], topics[row, start:end] = strand.ids, strand.topics
+            positions[:, row, start:end] = np.array(strand.positions).T
+            owner[row, start:end] = branch
+            pictures += strand.pictures
+            places += [row * length + start + s + np.arange(TOKENS) for s in strand.starts]
+            for first, last, kind in strand.answers:
+                targets.append(row * length + start + np.arange(first, last))
+                answers.append((count, count + last - first, kind))
+                count += last - first
+    asking, seen = owner[:, context:, None], owner[:, None, :]
+    order = np.arange(length)
+    causal = order[context:, None] >= order
+    mask = ((seen == 0) | (seen == asking)) & causal
     shape = (len(pictures), GRID * GRID, 3 * PATCH * PATCH)
     pixels = np.stack(pictures).reshape(shape) if pictures else np.zeros((0, 1, 1), np.float32)
+    rows, columns, sources = _sources(talks, layout, context)
+    about = np.flatnonzero(topics.ravel() != NOTHING)
     return Batch(
         torch.from_numpy(ids),
         torch.from_numpy(positions),
+        context,
+        torch.from_numpy(mask[:, None]),
         torch.from_numpy(pixels),
         torch.from_numpy(np.concatenate(places) if places else np.zeros(0, np.int64)),
         torch.from_numpy(np.concatenate(targets)),
         answers,
-        torch.from_numpy(np.concatenate(context)),
+        torch.from_numpy(about),
+        torch.from_numpy(topics.ravel()[about]),
+        (torch.tensor(rows), torch.tensor(columns)),
+        torch.from_numpy(np.stack(sources)),
     )
+
+
+def _sources(
+    talks: list[Talk], layout: Layout, context: int
+) -> tuple[list[int], list[int], list[np.ndarray]]:
+    """Where each value in an answer stands: the word itself, or the station's picture."""
+    rows, columns, sources = [], [], []
+    for row, talk in enumerate(talks):
+        strand = talk.context
+        bare = np.array([layout.spellings.get(t, t) for t in strand.ids])
+        topics = np.array(strand.topics)
+        start = 0
+        for branch in talk.branches:
+            for place, topic, token in branch.sources:
+                about = topics == topic
+                told = about & (bare == token)
+                if token == topic:  # a name comes from anything about the station
+                    told = about
+                elif not told.any():
+                    told = about & (bare == layout.image)
+                rows.append(row)
+                columns.append(start + place - 1)
+                sources.append(np.pad(told, (0, context - len(told))))
+            start += len(branch.ids)
+    return rows, columns, sources
+
+
+def _strands(talk: Talk, context: int) -> Iterator[tuple[int, int, Strand]]:
+    """The context and the branches as (number, first column, strand)."""
+    yield 0, 0, talk.context
+    start = context
+    for number, branch in enumerate(talk.branches, 1):
+        yield number, start, branch
+        start += len(branch.ids)

@@ -1,70 +1,65 @@
 """Trains the bundled model: python data/train.py --out data/model [--resume] [--seed 0].
 
-The order of the stages matters: without it a model this small never binds a question to the
-right station. First random sequences that repeat; then the world's own sentences about random
-words, asked for by the word that they start with; then the world itself, texts and pictures, with
-some of the former kept in; then more and more stations. All contexts are plain causal ones.
+The order matters: without it a model this small never binds a question to the right station.
+First random sequences that repeat (text layers), then naming what pictures show (vision tower),
+then shelves of the guide, which grow as soon as questions about the present size are answered.
+While it reads, the states of the second layer must also tell which station each token is about;
+that loss is what makes a model this small look for the name at all. All contexts are causal.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration as Model
 
-from mpic_rag.data import architecture
+from mpic_rag.data import architecture, sight
 from mpic_rag.data.fast import Muon, answer_logits, check, hidden_states
 from mpic_rag.data.layout import Batch, Layout, collate
 from mpic_rag.data.start import prepare
-from mpic_rag.data.words import vocabulary
+from mpic_rag.data.words import STATIONS, vocabulary
 from mpic_rag.data.world import Question, make_shelf
 
-QUESTIONS = 6  # turns after one context
+QUESTIONS = 12  # about one context
+TOKENS = 2800  # a batch
+TAP = 2  # layers before the states that must tell the station
+TOPIC = 0.5  # weight of that loss
+FOUND = 0.3  # weight of looking where the answer stands
+RATES = {"muon": 0.01, "adam": 2e-3}
+NO_MASK = torch.zeros(0)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Sizes are (weight, stations, share of stations with a picture); it ends at its goals."""
+class Level:
+    """A size of shelf; the next one follows when `goal` of the answers are right."""
 
-    name: str
-    steps: int
-    sizes: tuple[tuple[float, int, float], ...]
-    goals: tuple[tuple[str, float], ...] = ()
-    tokens: int = 3000  # a batch
-    decay: bool = False
-    plain: float = 0.0  # share of pages whose every sentence names the station
-    context: float = 0.0  # weight of the loss on the context's own text
-    recall: float = 0.0  # share of batches of random word pairs
-    copies: float = 0.0  # share of batches of random sequences that repeat
+    stations: int
+    pictures: int
+    goal: float = 0.92
 
 
-BOUND = tuple((k, 0.93) for k in ("text_lookup", "picture_number", "picture_lookup"))
-HOPS = (*BOUND, ("picture_to_text", 0.9), ("text_to_picture", 0.9), ("comparison", 0.9))
-FEW = ((0.15, 1, 1.0), (0.35, 2, 1.0), (0.4, 3, 1.0), (0.1, 4, 0.0))
-SOME = ((0.1, 1, 1.0), (0.2, 2, 1.0), (0.3, 4, 1.0), (0.4, 6, 1.0))
-MANY = ((0.2, 3, 1.0), (0.2, 6, 1.0), (0.5, 8, 1.0), (0.1, 12, 1.0))
-LAST = ((0.1, 4, 1.0), (0.75, 8, 1.0), (0.15, 16, 1.0))
-MIX = ((0.3, 3, 0.0), (0.1, 5, 0.0), (0.3, 1, 1.0), (0.2, 2, 1.0), (0.1, 3, 1.0))
-STAGES = (
-    Stage("copy", 500, (), (("copy", 0.95),), copies=1.0),
-    Stage("recall", 900, (), (("recall_5", 0.9),), recall=1, copies=0.1),
-    Stage("mix", 800, MIX, (), 2400, False, 0.5, 0.0, 0.3, 0.0),
-    Stage("few", 600, FEW, HOPS, 2600, False, 0.1, 0.0, 0.1, 0.0),
-    Stage("some", 600, SOME, HOPS),
-    Stage("many", 600, MANY),
-    Stage("last", 800, LAST, decay=True),
+LEVELS = (
+    Level(2, 0),
+    Level(3, 0),
+    Level(5, 0),
+    Level(1, 1, 0.8),
+    Level(2, 2, 0.85),
+    Level(3, 3, 0.88),
+    Level(5, 5, 0.9),
+    Level(8, 8, 0.95),
+    Level(16, 16, 2.0),
 )
-RATES = {"muon": 0.006, "adam": 1.2e-3}
 
 
 def choose(rng: random.Random, questions: tuple[Question, ...], count: int) -> list[Question]:
@@ -81,25 +76,21 @@ def choose(rng: random.Random, questions: tuple[Question, ...], count: int) -> l
     return chosen
 
 
-def draw(rng: random.Random, layout: Layout, stage: Stage) -> Batch:
-    """Contexts of one size, so that little is padded."""
-    if rng.random() < stage.recall:
-        return collate([layout.recall(rng, vocabulary()) for _ in range(20)], layout.pad)
-    _, stations, share = rng.choices(stage.sizes, [s[0] for s in stage.sizes])[0]
-    pictures = round(share * stations)
-    budget, talks = stage.tokens, []
-    while budget > 0:
-        if stations == 1:
-            texts = rng.choice((0, 1, 2)) if pictures else rng.choice((1, 2))
-        elif pictures == stations:
-            texts = rng.randint(stations - 1, stations + 1)
+def draw(rng: random.Random, layout: Layout, level: int, tokens: int = TOKENS) -> Batch:
+    """Shelves of one size, mostly the level's own, so that little is padded."""
+    if rng.random() < (0.6 if level == len(LEVELS) - 1 else 0.35):
+        level = rng.choice(range(max(0, level - 4), level + 1))
+    size, talks = LEVELS[level], []
+    while tokens > 0:
+        if size.pictures:
+            texts = rng.randint(max(0, size.stations - 1), size.stations + 1)
         else:
-            texts = rng.randint(stations - pictures, stations - pictures // 2 + 2)
-        shelf = make_shelf(rng, stations, pictures, texts, stage.plain)
-        talks.append(layout.conversation(rng, shelf, choose(rng, shelf.questions, QUESTIONS)))
-        budget -= len(talks[-1].ids)
-    batch = collate(talks, layout.pad)
-    batch.size = stations
+            texts = rng.randint(size.stations, size.stations * 2)
+        shelf = make_shelf(rng, size.stations, size.pictures, texts)
+        talks.append(layout.talk(rng, shelf, choose(rng, shelf.questions, QUESTIONS)))
+        tokens -= len(talks[-1])
+    batch = collate(talks, layout)
+    batch.level = level
     return batch
 
 
@@ -111,192 +102,210 @@ def copy_batch(rng: random.Random, tokens: list[int]) -> tuple[Tensor, int]:
     return torch.tensor(rows), length
 
 
-class Trainer:
-    """The model, its optimisers and where in the stages it stands."""
+class Spellings:
+    """A word with a space before it differs from the bare word by one shared direction.
 
-    def __init__(self, out: Path, work: Path, seed: int) -> None:
-        torch.manual_seed(seed)
-        self.out, self.work, self.rng = out, work, random.Random(seed)
-        self.coin = random.Random(seed + 1)  # draw() runs in another thread
-        self.tokenizer = architecture.build_tokenizer()
-        self.layout = Layout(self.tokenizer)
-        self.model = Model(architecture.build_config(self.tokenizer)).float()
-        prepare(self.model)
+    Answers start with bare words that the texts have with a space: what is learned about one
+    spelling must hold for the other.
+    """
+
+    def __init__(self, layout: Layout, size: int) -> None:
         self.bare, self.spaced = (
-            torch.tensor([self.layout.encode(space + w)[0] for w in vocabulary()])
-            for space in ("", " ")
+            torch.tensor([layout.encode(space + w)[0] for w in vocabulary()]) for space in ("", " ")
         )
-        self.as_bare = torch.arange(len(self.tokenizer))
+        self.as_bare = torch.arange(size)
         self.as_spaced = self.as_bare.clone()
         self.as_bare[self.spaced], self.as_spaced[self.bare] = self.bare, self.spaced
-        self.model.get_input_embeddings().weight.data[self.spaced] += 0.1 * torch.randn(192)
-        self._tie_spellings()
-        matrices = [
-            p
-            for n, p in self.model.named_parameters()
-            if p.ndim == 2 and "embed_tokens" not in n and "lm_head" not in n
-        ]
-        chosen = {id(p) for p in matrices}
-        others = [p for p in self.model.parameters() if id(p) not in chosen]
-        self.optimisers = {
-            "muon": Muon(matrices, lr=RATES["muon"]),
-            "adam": torch.optim.AdamW(
-                others, lr=RATES["adam"], betas=(0.9, 0.98), weight_decay=0.0, fused=True
-            ),
-        }
-        self.stage = self.step = self.total = 0
-        self.right: dict[str, float] = {}
-        self.loss, self.seconds = 0.0, 0.0
 
     @torch.no_grad()
-    def _tie_spellings(self) -> None:
-        """A word with a space before it differs from the bare word by one shared direction.
-
-        Answers start with bare words that the texts have with a space: what is learned about
-        one spelling must hold for the other.
-        """
-        table = self.model.get_input_embeddings().weight
+    def tie(self, table: Tensor) -> None:
+        """Restores the rule in the table of embeddings."""
         bare, spaced = table[self.bare], table[self.spaced]
         middle, half = (bare + spaced) / 2, (spaced - bare).mean(dim=0) / 2
         table[self.bare], table[self.spaced] = middle - half, middle + half
 
+
+class Trainer:
+    """The model, its optimisers and how far it is."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        torch.manual_seed(args.seed)
+        self.args = args
+        self.rng = random.Random(args.seed)
+        self.coin = random.Random(args.seed + 1)  # drawing runs in another thread
+        self.tokenizer = architecture.build_tokenizer()
+        self.layout = Layout(self.tokenizer)
+        self.model = Model(architecture.build_config(self.tokenizer)).float()
+        prepare(self.model)
+        self.table = self.model.get_input_embeddings().weight
+        self.spellings = Spellings(self.layout, len(self.tokenizer))
+        self.table.data[self.spellings.spaced] += 0.1 * torch.randn(192)
+        self.spellings.tie(self.table)
+        self.names = torch.tensor([self.layout.encode(s)[0] for s in STATIONS])
+        named = [(n, p) for n, p in self.model.named_parameters() if "lm_head" not in n]
+        matrices = [p for n, p in named if p.ndim == 2 and "embed_tokens" not in n]
+        chosen = {id(p) for p in matrices}
+        self.others = [p for _, p in named if id(p) not in chosen]
+        self.optimisers = {
+            "muon": Muon(matrices, lr=RATES["muon"]),
+            "adam": torch.optim.AdamW(
+                self.others, lr=RATES["adam"], betas=(0.9, 0.98), weight_decay=0.0, fused=True
+            ),
+        }
+        self.phase, self.level, self.step, self.since = "copy", 0, 0, 0
+        self.right: dict[str, float] = {}
+        self.loss, self.seconds = 0.0, 0.0
+
     def save(self, name: str = "last.pt") -> None:
         """Keeps what `--resume` needs."""
-        self.work.mkdir(parents=True, exist_ok=True)
+        self.args.work.mkdir(parents=True, exist_ok=True)
         state: dict[str, Any] = {k: o.state_dict() for k, o in self.optimisers.items()}
-        state |= {"model": self.model.state_dict(), "rng": self.rng.getstate()}
-        state |= {k: getattr(self, k) for k in ("stage", "step", "total", "right", "seconds")}
-        torch.save(state, self.work / (name + ".new"))
-        (self.work / (name + ".new")).replace(self.work / name)
+        state["model"] = self.model.state_dict()
+        state |= {k: getattr(self, k) for k in ("phase", "level", "step", "right", "seconds")}
+        torch.save(state, self.args.work / (name + ".new"))
+        (self.args.work / (name + ".new")).replace(self.args.work / name)
 
     def resume(self) -> None:
         """Goes on from the last checkpoint."""
-        state = torch.load(self.work / "last.pt", weights_only=False)
+        state = torch.load(self.args.work / "last.pt", weights_only=True)
         self.model.load_state_dict(state["model"])
         for key, optimiser in self.optimisers.items():
             optimiser.load_state_dict(state[key])
-        self._tie_spellings()
-        self.rng.setstate(state["rng"])
-        for key in ("stage", "step", "total", "right", "seconds"):
+        for key in ("phase", "level", "step", "right", "seconds"):
             setattr(self, key, state[key])
+        self.rng.seed(self.args.seed + self.step)
 
-    def export(self) -> None:
-        """Writes the model as `from_pretrained` reads it."""
-        self.out.mkdir(parents=True, exist_ok=True)
-        export(self.model, self.tokenizer, self.out)
-
-    def _update(self, loss: Tensor, decay: float) -> None:
-        warm = min(1.0, (self.step + 1) / 40)  # each stage begins with a shock
+    def _update(self, loss: Tensor, decay: float = 1.0) -> None:
+        warm = min(1.0, (self.since + 1) / 30)
         for key, optimiser in self.optimisers.items():
             for group in optimiser.param_groups:
                 group["lr"] = RATES[key] * decay * warm
             optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.optimisers["adam"].param_groups[0]["params"], 1.0)
+        torch.nn.utils.clip_grad_norm_(self.others, 1.0)
         for optimiser in self.optimisers.values():
             optimiser.step()
-        self._tie_spellings()
+        self.spellings.tie(self.table)
         self.loss = 0.95 * self.loss + 0.05 * loss.item() if self.loss else loss.item()
+        self.step, self.since = self.step + 1, self.since + 1
 
-    def _note(self, kind: str, right: float, weight: float) -> None:
-        self.right[kind] = self.right.get(kind, 0.0) * (1 - weight) + weight * right
+    def _note(self, kind: str, right: float, weight: float = 0.02) -> None:
+        self.right[kind] = self.right.get(kind, right) * (1 - weight) + weight * right
 
-    def _copy_step(self, tokens: list[int]) -> None:
-        ids, period = copy_batch(self.coin, tokens)
+    def _line(self) -> str:
+        kinds = " ".join(f"{k}={v:.3f}" for k, v in sorted(self.right.items()))
+        return f"{self.seconds / 60:6.1f} min {self.phase} {self.step} {self.loss:.3f} {kinds}"
+
+    def _until(
+        self, done: Callable[[], bool], step: Callable[[T], None], make: Callable[[], T]
+    ) -> None:
+        """Steps on batches made in another thread, with a line now and then, until done."""
+        self.since, saved = 0, time.time()
+        with ThreadPoolExecutor(1) as pool:
+            queue: list[Future[T]] = [pool.submit(make)]
+            while not done():
+                began = time.time()
+                queue.append(pool.submit(make))
+                step(queue.pop(0).result())
+                self.seconds += time.time() - began
+                if self.step % 20 == 0:
+                    print(self._line(), flush=True)
+                if time.time() - saved > 60:
+                    self.save()
+                    saved = time.time()
+        print(f"done: {self._line()}", flush=True)
+        self.right, self.loss, self.step = {}, 0.0, 0
+
+    def _copy(self, batch: tuple[Tensor, int]) -> None:
+        ids, period = batch
         for start in range(0, ids.shape[1], period):  # often in another spelling, as answers are
-            table = self.coin.choice((self.as_bare, self.as_spaced))
+            table = self.coin.choice((self.spellings.as_bare, self.spellings.as_spaced))
             ids[:, start : start + period] = table[ids[:, start : start + period]]
         positions = torch.arange(ids.shape[1]).expand(3, len(ids), -1)
         embeds = self.model.get_input_embeddings()(ids)
-        hidden = hidden_states(self.model, embeds, positions)[:, period:-1]
-        logits, target = self.model.lm_head(hidden).flatten(0, 1), ids[:, period + 1 :].flatten()
+        hidden = hidden_states(self.model, embeds, positions, ids.shape[1], NO_MASK)[0]
+        logits = self.model.lm_head(hidden[:, period:-1]).flatten(0, 1)
+        target = ids[:, period + 1 :].flatten()
         self._note("copy", float((logits.argmax(-1) == target).float().mean()), 0.1)
-        self._update(F.cross_entropy(logits, target), 1.0)
+        self._update(F.cross_entropy(logits, target))
 
-    def _answer_step(self, batch: Batch, stage: Stage) -> None:
-        count, flat = len(batch.target_places), batch.ids.flatten()
-        places = batch.target_places
-        if stage.context:
-            places = torch.cat((places, batch.context_places))
-        every = answer_logits(self.model, batch, places)
-        logits, targets = every[:count], flat[batch.target_places]
+    def _look(self, shown: sight.Album) -> None:
+        losses = []
+        for kind, loss, right in sight.losses(self.model, self.layout, shown):
+            self._note(kind, right, 0.05)
+            losses.append(loss)
+        self._update(torch.stack(losses).sum(), max(0.05, 1 - self.step / self.args.looks))
+
+    def _read(self, batch: Batch) -> None:
+        logits, states, looks = answer_logits(self.model, batch, TAP)
+        targets = batch.ids.flatten()[batch.target_places]
         hits = (logits.argmax(-1) == targets).tolist()
         for first, end, kind in batch.answers:
-            self._note(kind, float(all(hits[first:end])), 0.01)
-            if stage.sizes and kind == "text_lookup":
-                self._note(f"{kind}@{batch.size}", float(all(hits[first:end])), 0.02)
-        loss = F.cross_entropy(logits, targets)
-        if stage.context:
-            loss = loss + stage.context * F.cross_entropy(every[count:], flat[places[count:]])
-        self._update(loss, self._decay(stage))
+            if batch.level == self.level:
+                self._note(kind, float(all(hits[first:end])))
+        guess = F.rms_norm(states, states.shape[-1:]) @ self.table[self.names].T
+        wanted = (batch.topics[:, None] == self.names).int().argmax(-1)
+        if batch.level == self.level:
+            self._note("topic", float((guess.argmax(-1) == wanted).float().mean()), 0.1)
+        rows, columns = batch.source_places
+        found = (looks.mean(dim=1)[rows, columns] * batch.sources).sum(-1)
+        self._note("found", float(found.detach().mean()), 0.1)
+        loss = F.cross_entropy(logits, targets) + TOPIC * F.cross_entropy(guess, wanted)
+        loss = loss - FOUND * found.clamp_min(1e-6).log().mean()
+        fade = (self.args.steps - self.step) / (self.args.steps * self.args.fade)
+        self._update(loss, min(1.0, max(0.02, fade)))
 
-    def _line(self, stage: Stage) -> str:
-        kinds = " ".join(f"{k}={v:.3f}" for k, v in sorted(self.right.items()))
-        return (
-            f"{self.seconds / 60:6.1f} min  {stage.name} {self.step}  total {self.total}  "
-            f"loss {self.loss:.4f}  {kinds}"
-        )
+    def _climb(self) -> bool:
+        """Goes to the next level if the present one is mastered; true when all steps are done."""
+        scores = [v for k, v in self.right.items() if k not in ("describe", "topic", "found")]
+        mean = sum(scores) / max(1, len(scores))
+        if self.since >= 40 and scores and mean >= LEVELS[self.level].goal:
+            print(f"level {self.level} mastered: {self._line()}", flush=True)
+            self.level, self.right, self.since = self.level + 1, {}, 30
+            self.save(f"level-{self.level}.pt")
+        return self.step >= self.args.steps
 
     def run(self) -> None:
-        """All stages that are left."""
-        tokens = [
-            t for w in vocabulary() for t in self.layout.encode(w) + self.layout.encode(" " + w)
-        ]
-        tokens += [self.layout.encode(d)[0] for d in "0123456789,.:?"]
-        probe = draw(random.Random(1), self.layout, Stage("", 0, ((1, 2, 1.0),), tokens=1))
-        print(f"difference to transformers: {check(self.model, probe):.2e}", flush=True)
-        if check(self.model, probe) > 1e-3:
+        """All phases that are left."""
+        probe = collate([self._probe()], self.layout)
+        difference = check(self.model, probe)
+        print(f"difference to transformers: {difference:.2e}", flush=True)
+        if difference > 1e-3:
             raise RuntimeError("the fast forward pass does not match transformers")
-        saved = time.time()
-        with ThreadPoolExecutor(1) as pool:
-            while self.stage < len(STAGES):
-                stage = STAGES[self.stage]
-                queue: list[Future[Batch]] = []
-                while self.step < stage.steps:
-                    began = time.time()
-                    if self.coin.random() < stage.copies:
-                        self._copy_step(tokens)
-                    else:
-                        self._answer_step(self._next(pool, queue, stage), stage)
-                    self.step, self.total = self.step + 1, self.total + 1
-                    self.seconds += time.time() - began
-                    if self.step % 20 == 0:
-                        print(self._line(stage), flush=True)
-                    if time.time() - saved > 45:
-                        self.save()
-                        saved = time.time()
-                    if self.step >= 40 and stage.goals and self._reached(stage):
-                        break
-                for future in queue:
-                    future.result()
-                print(f"done: {self._line(stage)}", flush=True)
-                self.stage, self.step, self.right, self.loss = self.stage + 1, 0, {}, 0.0
-                self.save()
-                self.save(f"{stage.name}.pt")
-                if self.stage >= 4:
-                    self.export()
+        if self.phase == "copy":
+            texts = [space + w for w in vocabulary() for space in ("", " ")] + list(
+                "0123456789,.:?"
+            )
+            tokens = [self.layout.encode(t)[0] for t in texts]
+            self._until(
+                lambda: self.right.get("copy", 0) > 0.95,
+                self._copy,
+                lambda: copy_batch(self.rng, tokens),
+            )
+            self.phase = "look"
+        if self.phase == "look":
+            self._until(
+                lambda: self.step >= self.args.looks, self._look, lambda: sight.album(self.rng)
+            )
+            self.phase = "read"
+            self.save("look.pt")
+        self.model.model.visual.requires_grad_(False)  # else it forgets what it can't yet show
+        self._until(self._climb, self._read, lambda: draw(self.rng, self.layout, self.level))
+        self.save()
 
-    def _next(self, pool: ThreadPoolExecutor, queue: list[Future[Batch]], stage: Stage) -> Batch:
-        while len(queue) < 2:
-            queue.append(pool.submit(draw, self.rng, self.layout, stage))
-        return queue.pop(0).result()
+    def _probe(self) -> Any:
+        rng = random.Random(1)
+        shelf = make_shelf(rng, 2, 2, 2)
+        return self.layout.talk(rng, shelf, list(shelf.questions[:1]))
 
-    def _decay(self, stage: Stage) -> float:
-        return max(0.03, 1 - self.step / stage.steps) if stage.decay else 1.0
-
-    def _reached(self, stage: Stage) -> bool:
-        return all(self.right.get(kind, 0.0) >= goal for kind, goal in stage.goals)
-
-
-def export(model: Model, tokenizer: architecture.PreTrainedTokenizerFast, out: Path) -> None:
-    """Saves in bfloat16, without touching the model being trained."""
-    copy = Model(model.config)
-    copy.load_state_dict(model.state_dict())
-    copy.to(torch.bfloat16).save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    architecture.build_processor(tokenizer).save_pretrained(out)
-    architecture.generation_config(tokenizer).save_pretrained(out)
-    json.loads((out / "config.json").read_text())
+    def export(self) -> None:
+        """Saves in bfloat16, as `from_pretrained` reads it."""
+        out = self.args.out
+        out.mkdir(parents=True, exist_ok=True)
+        self.model.to(torch.bfloat16).save_pretrained(out)
+        self.tokenizer.save_pretrained(out)
+        architecture.build_processor(self.tokenizer).save_pretrained(out)
+        architecture.generation_config(self.tokenizer).save_pretrained(out)
 
 
 def main() -> None:
@@ -305,16 +314,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("data/model"))
     parser.add_argument("--work", type=Path, default=Path("/tmp/train"), help="checkpoints")
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--start", type=Path, help="an exported model to go on from")
-    parser.add_argument("--stage", default=STAGES[0].name, help="where to go on with --start")
+    parser.add_argument("--looks", type=int, default=400, help="steps for the vision tower")
+    parser.add_argument("--steps", type=int, default=5000, help="steps on shelves")
+    parser.add_argument("--fade", type=float, default=0.4, help="share of them that slows down")
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    trainer = Trainer(args.out, args.work, args.seed)
-    if args.start:
-        saved = Model.from_pretrained(args.start, dtype=torch.float32)
-        trainer.model.load_state_dict(saved.state_dict())
-        trainer.stage = [stage.name for stage in STAGES].index(args.stage)
-    if args.resume:
+    trainer = Trainer(parser.parse_args())
+    if trainer.args.resume:
         trainer.resume()
     trainer.run()
     trainer.export()

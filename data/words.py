@@ -13,18 +13,15 @@ STATIONS = _split("""
     amberbay cliffton dunmere eastholm fernport gullhaven harrowby inverloch juniperton kelpsand
     larkmouth mossgate northwick oysterley pebblecove quillmarsh ravenpier saltcombe tidewell
     umberley vinestrand whitsea yarrowby zennorth brinefield coralton driftham elderquay foxcliff
-    greyshore heronby ironquay kestrelby limpetsay marlinton netherpool ottermouth pinehaven
-    reedsand shellwick ternholm wavecrest anchorby beaconlea cormorley duneside ebbstone foamwick
+    greyshore heronby ironquay
 """)
 KEEPERS = _split("""
     maria peter anna thomas clara henrik ingrid oscar lucia martin helena victor rosa simon agnes
-    david edith felix greta hugo irene jonas karin leon mabel nils olive paul ruth stefan tilda
-    ulrich vera walter xenia yvonne albert bruno cecilia doris
+    david edith felix greta hugo irene jonas karin leon
 """)
 GOODS = _split("""
     salt herring timber slate wool barley apples copper rope glass honey cheese coal tin peat
-    linen oats bricks candles mussels leather paper cider kelp marble
-    plums barrels lamps soap nets
+    linen oats bricks candles mussels leather paper cider soap
 """)
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (205, 35, 40),
