@@ -55,13 +55,14 @@ def hidden_states(
     """The language model over causal contexts and the branches behind them.
 
     Returns the last hidden states, those after `tap` layers, [batch, length, width], and how
-    much the heads of the last group look from branches at the contexts two layers later,
-    [batch, heads, branches, context].
+    much some heads look from branches at the contexts, [2, batch, branches, context]: those of
+    the first group three layers after `tap`, and those of the last group two layers after it.
     """
     lm = model.model.language_model
     cos, sin = lm.rotary_emb(embeds, positions)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    x = tapped = looks = embeds
+    x = tapped = embeds
+    looks: list[Tensor] = []
     for n, layer in enumerate(lm.layers, 1):
         attn, h = layer.self_attn, _norm(layer.input_layernorm, x)
         q, k, v = (
@@ -76,22 +77,21 @@ def hidden_states(
                 q[:, :, context:], k, v, attn_mask=mask, enable_gqa=True
             )
             mixed = torch.cat((mixed, asked), dim=2)
-            if n == tap + 2:
+            if tap and n in (tap + 2, tap + 3):
                 group = attn.num_key_value_groups
-                scores = q[:, -group:, context:] @ k[:, -1:].mT * attn.head_dim**-0.5
-                scores = scores.masked_fill(~mask, -1e9)
-                looks = scores.softmax(dim=-1)[..., :context]
+                heads = q[:, :group] if n == tap + 3 else q[:, -group:]
+                shared = k[:, :1] if n == tap + 3 else k[:, -1:]
+                scores = heads[:, :, context:] @ shared.mT * attn.head_dim**-0.5
+                weights = scores.masked_fill(~mask, -1e9).softmax(dim=-1)
+                looks.insert(0, weights[..., :context].mean(dim=1))
         x = x + attn.o_proj(mixed.transpose(1, 2).flatten(2))
         x = x + _mlp(layer.mlp, _norm(layer.post_attention_layernorm, x))
         tapped = x if n == tap else tapped
-    return _norm(lm.norm, x), tapped, looks
+    return _norm(lm.norm, x), tapped, torch.stack(looks) if looks else embeds
 
 
 def answer_logits(model: Model, batch: Batch, tap: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of the answers' tokens, and the rest of `hidden_states`.
-
-    Of the states after `tap` layers only those of tokens with a topic.
-    """
+    """Logits of the answers' tokens, and the rest of `hidden_states`."""
     embeds = model.model.language_model.embed_tokens(batch.ids)
     if len(batch.pixels):
         features = picture_features(model, batch.pixels).flatten(0, 1)
@@ -101,7 +101,7 @@ def answer_logits(model: Model, batch: Batch, tap: int = 0) -> tuple[Tensor, Ten
         model, embeds, batch.positions, batch.context, batch.mask, tap
     )
     logits = model.lm_head(hidden.flatten(0, 1)[batch.target_places - 1])
-    return logits, tapped.flatten(0, 1)[batch.topic_places], looks
+    return logits, tapped.flatten(0, 1), looks
 
 
 @torch.no_grad()

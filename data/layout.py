@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from mpic_rag.data.words import COLOURS, GOODS, KEEPERS, SHAPES, STATIONS, SYSTEM
+from mpic_rag.data.words import COLOURS, COMPARISONS, GOODS, KEEPERS, SHAPES, STATIONS, SYSTEM
 from mpic_rag.data.world import Question, Shelf
 
 GRID = 12  # patches a side of a 168 x 168 picture
@@ -19,6 +19,7 @@ PATCH, MERGE = 14, 2
 TOKENS = (GRID // MERGE) ** 2
 MEAN = np.array([0.48145466, 0.4578275, 0.40821073], dtype=np.float32)
 STD = np.array([0.26862954, 0.26130258, 0.27577711], dtype=np.float32)
+DRILLS = 4  # comparisons of given numbers behind each context
 NOTHING = -1  # the topic of a token that is about no station yet
 
 
@@ -41,7 +42,9 @@ class Strand:
     pictures: list[np.ndarray] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)  # first token of each picture
     answers: list[tuple[int, int, str]] = field(default_factory=list)
-    sources: list[tuple[int, int, int]] = field(default_factory=list)  # (place, topic, token)
+    clues: list[tuple[int, int]] = field(default_factory=list)  # what an answer starts from
+    # Where an answer stands: (place in the answer, station's name, word to look for, is first)
+    sources: list[tuple[int, int, int, bool]] = field(default_factory=list)
 
     def text(self, ids: list[int], topic: int = NOTHING) -> None:
         """Appends text."""
@@ -84,7 +87,8 @@ class Layout:
         self.colon = self._token(":")
         self.names = {self.encode(s)[0] for s in STATIONS}
         values = [*KEEPERS, *GOODS, *COLOURS, *SHAPES]
-        self.spellings = {t: t for t in map(self._token, "0123456789")}
+        self.digits = set(map(self._token, "0123456789"))
+        self.spellings = {t: t for t in self.digits}
         for word in (*values, *STATIONS):
             self.spellings |= {self._token(s + word): self._token(word) for s in ("", " ")}
 
@@ -114,19 +118,48 @@ class Layout:
         for turn, question in enumerate(questions):
             if turn:
                 strand.text(self.encode("\n<|im_start|>user\n"))
+            asked = len(strand.ids)
             strand.text(self.encode(question.text))
             strand.text(self.encode("<|im_end|>\n<|im_start|>assistant\n"))
             first = len(strand.ids)
             strand.text(self.encode(question.answer))
             strand.text(self.encode("<|im_end|>"))
             strand.answers.append((first, len(strand.ids), label(question)))
-            topic = self.spellings[strand.ids[first]]
-            for place in range(first, len(strand.ids)):
-                token = self.spellings.get(strand.ids[place])
-                if token in self.names:
-                    topic = token
-                if token is not None and strand.ids[place - 1] != self.colon:
-                    strand.sources.append((place, topic, token))
+            self._add_sources(strand, asked, first)
+        return strand
+
+    def _add_sources(self, strand: Strand, asked: int, first: int) -> None:
+        """The name in an answer stands where the question's clue does, a value by its name."""
+        values = [self.spellings[t] for t in strand.ids[asked:first] if t in self.spellings]
+        strand.clues += [(first - 1, v) for v in values]
+        topic = self.spellings[strand.ids[first]]
+        strand.sources.append((first, topic, values[0], True))
+        for place in range(first + 1, len(strand.ids)):
+            token = self.spellings.get(strand.ids[place])
+            if token is None or strand.ids[place - 1] == self.colon:
+                continue
+            topic = token if token in self.names else topic
+            if token in self.digits:
+                token = token if self._year(strand.ids, place) else self.image
+            strand.sources.append((place, topic, token, False))
+
+    def _year(self, ids: list[int], place: int) -> bool:
+        """Whether a digit is one of more than two in a row: signs show two."""
+        digits = "".join("d" if t in self.digits else " " for t in ids[place - 2 : place + 3])
+        return "ddd" in digits
+
+    def _drill(self, rng: random.Random, position: int) -> Strand:
+        """A comparison that is all but answered: the numbers are in the answer."""
+        strand = Strand(position)
+        a, b = rng.sample(STATIONS, 2)
+        first = rng.randint(10, 99)
+        second = first // 10 * 10 + rng.randint(0, 9) if rng.random() < 0.4 else rng.randint(10, 99)
+        second += first == second and (1 if first < 99 else -1)
+        strand.text(self.encode(rng.choice(COMPARISONS).format(a=a, b=b)))
+        strand.text(self.encode("<|im_end|>\n<|im_start|>assistant\n"))
+        winner = a if first > second else b
+        strand.text(self.encode(f"{a} {first}, {b} {second}: {winner}"))
+        strand.answers.append((len(strand.ids) - 1, len(strand.ids), "compare"))
         return strand
 
     def talk(self, rng: random.Random, shelf: Shelf, questions: list[Question]) -> Talk:
@@ -136,6 +169,7 @@ class Layout:
             turns = 2 if rng.random() < 0.1 else 1
             branches.append(self._branch(context.position, left[:turns]))
             left = left[turns:]
+        branches += [self._drill(rng, context.position) for _ in range(DRILLS)]
         return Talk(context, branches)
 
 
@@ -163,7 +197,10 @@ class Batch:
     answers: list[tuple[int, int, str]]  # spans within target_places
     topic_places: torch.Tensor  # flat indexes of the tokens that are about a station
     topics: torch.Tensor  # the names of those stations
-    source_places: tuple[torch.Tensor, torch.Tensor]  # row and branch column that looks there
+    clue_places: torch.Tensor  # flat indexes of the tokens before the answers, each as often
+    clues: torch.Tensor  # as its question names something that tells which station is meant
+    # Which hop it is, row and branch column that looks there
+    source_places: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     sources: torch.Tensor  # [those, context], true where what comes next is told
     level: int = 0
 
@@ -177,7 +214,7 @@ def collate(talks: list[Talk], layout: Layout) -> Batch:
     positions = np.zeros((3, len(talks), length), dtype=np.int64)
     topics = np.full((len(talks), length), NOTHING, dtype=np.int64)
     owner = np.full((len(talks), length), -1, dtype=np.int64)  # the branch; 0 is the context
-    pictures, places, targets, answers = [], [], [], []
+    pictures, places, targets, answers, clues = [], [], [], [], []
     count = 0
     for row, talk in enumerate(talks):
         for branch, start, strand in _strands(talk, context):
@@ -187,6 +224,7 @@ def collate(talks: list[Talk], layout: Layout) -> Batch:
             owner[row, start:end] = branch
             pictures += strand.pictures
             places += [row * length + start + s + np.arange(TOKENS) for s in strand.starts]
+            clues += [(row * length + start + place, clue) for place, clue in strand.clues]
             for first, last, kind in strand.answers:
                 targets.append(row * length + start + np.arange(first, last))
                 answers.append((count, count + last - first, kind))
@@ -197,7 +235,7 @@ def collate(talks: list[Talk], layout: Layout) -> Batch:
     mask = ((seen == 0) | (seen == asking)) & causal
     shape = (len(pictures), GRID * GRID, 3 * PATCH * PATCH)
     pixels = np.stack(pictures).reshape(shape) if pictures else np.zeros((0, 1, 1), np.float32)
-    rows, columns, sources = _sources(talks, layout, context)
+    hops, rows, columns, sources = _sources(talks, layout, context)
     about = np.flatnonzero(topics.ravel() != NOTHING)
     return Batch(
         torch.from_numpy(ids),
@@ -210,34 +248,36 @@ def collate(talks: list[Talk], layout: Layout) -> Batch:
         answers,
         torch.from_numpy(about),
         torch.from_numpy(topics.ravel()[about]),
-        (torch.tensor(rows), torch.tensor(columns)),
+        *torch.tensor(clues).unbind(-1),
+        (torch.tensor(hops), torch.tensor(rows), torch.tensor(columns)),
         torch.from_numpy(np.stack(sources)),
     )
 
 
 def _sources(
     talks: list[Talk], layout: Layout, context: int
-) -> tuple[list[int], list[int], list[np.ndarray]]:
+) -> tuple[list[int], list[int], list[int], list[np.ndarray]]:
     """Where each value in an answer stands: the word itself, or the station's picture."""
-    rows, columns, sources = [], [], []
+    hops, rows, columns, sources = [], [], [], []
     for row, talk in enumerate(talks):
         strand = talk.context
         bare = np.array([layout.spellings.get(t, t) for t in strand.ids])
         topics = np.array(strand.topics)
         start = 0
         for branch in talk.branches:
-            for place, topic, token in branch.sources:
+            for place, topic, token, first in branch.sources:
                 about = topics == topic
                 told = about & (bare == token)
                 if token == topic:  # a name comes from anything about the station
                     told = about
                 elif not told.any():
                     told = about & (bare == layout.image)
+                hops.append(0 if first else 1)
                 rows.append(row)
                 columns.append(start + place - 1)
                 sources.append(np.pad(told, (0, context - len(told))))
             start += len(branch.ids)
-    return rows, columns, sources
+    return hops, rows, columns, sources
 
 
 def _strands(talk: Talk, context: int) -> Iterator[tuple[int, int, Strand]]:

@@ -25,9 +25,9 @@ from transformers import Qwen2_5_VLForConditionalGeneration as Model
 
 from mpic_rag.data import architecture, sight
 from mpic_rag.data.fast import Muon, answer_logits, check, hidden_states
-from mpic_rag.data.layout import Batch, Layout, collate
+from mpic_rag.data.layout import Batch, Layout, Talk, collate
 from mpic_rag.data.start import prepare
-from mpic_rag.data.words import STATIONS, vocabulary
+from mpic_rag.data.words import vocabulary
 from mpic_rag.data.world import Question, make_shelf
 
 QUESTIONS = 12  # about one context
@@ -35,7 +35,7 @@ TOKENS = 2800  # a batch
 TAP = 2  # layers before the states that must tell the station
 TOPIC = 0.5  # weight of that loss
 FOUND = 0.3  # weight of looking where the answer stands
-RATES = {"muon": 0.01, "adam": 2e-3}
+RATES = {"muon": 0.006, "adam": 1.2e-3}
 NO_MASK = torch.zeros(0)
 T = TypeVar("T")
 
@@ -141,7 +141,9 @@ class Trainer:
         self.spellings = Spellings(self.layout, len(self.tokenizer))
         self.table.data[self.spellings.spaced] += 0.1 * torch.randn(192)
         self.spellings.tie(self.table)
-        self.names = torch.tensor([self.layout.encode(s)[0] for s in STATIONS])
+        self.values = torch.tensor(sorted(set(self.layout.spellings.values())))
+        self.rank = torch.zeros(len(self.tokenizer), dtype=torch.long)
+        self.rank[self.values] = torch.arange(len(self.values))
         named = [(n, p) for n, p in self.model.named_parameters() if "lm_head" not in n]
         matrices = [p for n, p in named if p.ndim == 2 and "embed_tokens" not in n]
         chosen = {id(p) for p in matrices}
@@ -243,21 +245,30 @@ class Trainer:
         for first, end, kind in batch.answers:
             if batch.level == self.level:
                 self._note(kind, float(all(hits[first:end])))
-        guess = F.rms_norm(states, states.shape[-1:]) @ self.table[self.names].T
-        wanted = (batch.topics[:, None] == self.names).int().argmax(-1)
-        if batch.level == self.level:
-            self._note("topic", float((guess.argmax(-1) == wanted).float().mean()), 0.1)
-        rows, columns = batch.source_places
-        found = (looks.mean(dim=1)[rows, columns] * batch.sources).sum(-1)
-        self._note("found", float(found.detach().mean()), 0.1)
-        loss = F.cross_entropy(logits, targets) + TOPIC * F.cross_entropy(guess, wanted)
+        loss = F.cross_entropy(logits, targets)
+        for name, places, wanted in (
+            ("topic", batch.topic_places, batch.topics),
+            ("asked", batch.clue_places, batch.clues),
+        ):
+            seen = F.rms_norm(states[places], states.shape[-1:])
+            guess, target = seen @ self.table[self.values].T, self.rank[wanted]
+            if batch.level == self.level:
+                self._note(name, float((guess.argmax(-1) == target).float().mean()), 0.1)
+            loss = loss + TOPIC * F.cross_entropy(guess, target)
+        found = (looks[batch.source_places] * batch.sources).sum(-1)
+        for hop, name in enumerate(("clue", "found")):
+            self._note(name, float(found.detach()[batch.source_places[0] == hop].mean()), 0.1)
         loss = loss - FOUND * found.clamp_min(1e-6).log().mean()
         fade = (self.args.steps - self.step) / (self.args.steps * self.args.fade)
         self._update(loss, min(1.0, max(0.02, fade)))
 
     def _climb(self) -> bool:
         """Goes to the next level if the present one is mastered; true when all steps are done."""
-        scores = [v for k, v in self.right.items() if k not in ("describe", "topic", "found")]
+        scores = [
+            v
+            for k, v in self.right.items()
+            if k not in ("describe", "topic", "asked", "clue", "found", "compare")
+        ]
         mean = sum(scores) / max(1, len(scores))
         if self.since >= 40 and scores and mean >= LEVELS[self.level].goal:
             print(f"level {self.level} mastered: {self._line()}", flush=True)
@@ -293,10 +304,11 @@ class Trainer:
         self._until(self._climb, self._read, lambda: draw(self.rng, self.layout, self.level))
         self.save()
 
-    def _probe(self) -> Any:
+    def _probe(self) -> Talk:
         rng = random.Random(1)
         shelf = make_shelf(rng, 2, 2, 2)
-        return self.layout.talk(rng, shelf, list(shelf.questions[:1]))
+        talk = self.layout.talk(rng, shelf, list(shelf.questions[:1]))
+        return Talk(talk.context, talk.branches[:1])
 
     def export(self) -> None:
         """Saves in bfloat16, as `from_pretrained` reads it."""
