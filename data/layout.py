@@ -43,7 +43,7 @@ class Strand:
     starts: list[int] = field(default_factory=list)  # first token of each picture
     answers: list[tuple[int, int, str]] = field(default_factory=list)
     clues: list[tuple[int, int]] = field(default_factory=list)  # what an answer starts from
-    # Where an answer stands: (place in the answer, station's name, word to look for, is first)
+    # Where an answer stands: (place in the answer, station's name, word to look for, is a clue)
     sources: list[tuple[int, int, int, bool]] = field(default_factory=list)
 
     def text(self, ids: list[int], topic: int = NOTHING) -> None:
@@ -132,10 +132,13 @@ class Layout:
         """The name in an answer stands where the question's clue does, a value by its name."""
         values = [self.spellings[t] for t in strand.ids[asked:first] if t in self.spellings]
         strand.clues += [(first - 1, v) for v in values]
-        topic = self.spellings[strand.ids[first]]
-        strand.sources.append((first, topic, values[0], True))
-        for place in range(first + 1, len(strand.ids)):
-            token = self.spellings.get(strand.ids[place])
+        answer = [self.spellings.get(t) for t in strand.ids]
+        name = next(i for i in range(first, len(answer)) if answer[i] in self.names)
+        topic = answer[name]
+        if name > first:
+            strand.sources.append((name, topic, values[0], True))
+        for place in range(name + 1, len(answer)):
+            token = answer[place]
             if token is None or strand.ids[place - 1] == self.colon:
                 continue
             topic = token if token in self.names else topic
@@ -265,14 +268,14 @@ def _sources(
         topics = np.array(strand.topics)
         start = 0
         for branch in talk.branches:
-            for place, topic, token, first in branch.sources:
+            for place, topic, token, is_clue in branch.sources:
                 about = topics == topic
                 told = about & (bare == token)
                 if token == topic:  # a name comes from anything about the station
                     told = about
                 elif not told.any():
                     told = about & (bare == layout.image)
-                hops.append(0 if first else 1)
+                hops.append(0 if is_clue else 1)
                 rows.append(row)
                 columns.append(start + place - 1)
                 sources.append(np.pad(told, (0, context - len(told))))

@@ -173,14 +173,15 @@ def _ask(
         for fact in told if "shape" in places else []:
             clue = rng.choice(words.BY_SIGN).format(**facts)
             question = rng.choice(words.LOOKUPS[fact]).format(s=clue)
-            evidence = [places["shape"], places[fact]]
-            asked.append((question, f"{name} {facts[fact]}", "picture_to_text", evidence))
+            answer = f"{facts['colour']} {facts['shape']} {name} {facts[fact]}"
+            asked.append((question, answer, "picture_to_text", [places["shape"], places[fact]]))
         for clue_fact in [f for f in ("keeper", "goods") if f in told]:
-            for fact in seen:
+            for fact in [f for f in told + seen if f != clue_fact]:
+                kind = "text_to_text" if fact in told else "text_to_picture"
                 clue = rng.choice(words.BY_TEXT[clue_fact]).format(**facts)
                 question = rng.choice(words.LOOKUPS[fact]).format(s=clue)
-                evidence = [places[clue_fact], places[fact]]
-                asked.append((question, f"{name} {facts[fact]}", "text_to_picture", evidence))
+                answer = f"{facts[clue_fact]} {name} {facts[fact]}"
+                asked.append((question, answer, kind, [places[clue_fact], places[fact]]))
         summary = ", ".join(f"{fact} {facts[fact]}" for fact in told + seen)
         everything = [places[fact] for fact in told + seen]
         question = rng.choice(words.DESCRIBE).format(s=name)
