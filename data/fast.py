@@ -70,8 +70,9 @@ def hidden_states(
             for p in (attn.q_proj, attn.k_proj, attn.v_proj)
         )
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-        own = (t[:, :, :context] for t in (q, k, v))
-        mixed = F.scaled_dot_product_attention(*own, is_causal=True, enable_gqa=True)
+        mixed = F.scaled_dot_product_attention(
+            q[:, :, :context], k[:, :, :context], v[:, :, :context], is_causal=True, enable_gqa=True
+        )
         if mask.numel():
             asked = F.scaled_dot_product_attention(
                 q[:, :, context:], k, v, attn_mask=mask, enable_gqa=True

@@ -133,8 +133,9 @@ class Layout:
         values = [self.spellings[t] for t in strand.ids[asked:first] if t in self.spellings]
         strand.clues += [(first - 1, v) for v in values]
         answer = [self.spellings.get(t) for t in strand.ids]
-        name = next(i for i in range(first, len(answer)) if answer[i] in self.names)
-        topic = answer[name]
+        name, topic = next(
+            (i, t) for i, t in enumerate(answer) if i >= first and t is not None and t in self.names
+        )
         if name > first:
             strand.sources.append((name, topic, values[0], True))
         for place in range(name + 1, len(answer)):
@@ -239,6 +240,7 @@ def collate(talks: list[Talk], layout: Layout) -> Batch:
     shape = (len(pictures), GRID * GRID, 3 * PATCH * PATCH)
     pixels = np.stack(pictures).reshape(shape) if pictures else np.zeros((0, 1, 1), np.float32)
     hops, rows, columns, sources = _sources(talks, layout, context)
+    clue_places, clue_tokens = torch.tensor(clues).T
     about = np.flatnonzero(topics.ravel() != NOTHING)
     return Batch(
         torch.from_numpy(ids),
@@ -251,7 +253,8 @@ def collate(talks: list[Talk], layout: Layout) -> Batch:
         answers,
         torch.from_numpy(about),
         torch.from_numpy(topics.ravel()[about]),
-        *torch.tensor(clues).unbind(-1),
+        clue_places,
+        clue_tokens,
         (torch.tensor(hops), torch.tensor(rows), torch.tensor(columns)),
         torch.from_numpy(np.stack(sources)),
     )
