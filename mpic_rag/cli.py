@@ -17,11 +17,12 @@ from transformers import AutoConfig
 
 from mpic_rag import demo as demo_
 from mpic_rag import guide
+from mpic_rag.cli_store import store_app
 from mpic_rag.compiler import Mode
 from mpic_rag.documents import Chunk, Document, Picture, read_folder
 from mpic_rag.engine import Engine
 from mpic_rag.model import BUNDLED, FAMILIES, Model, check, locate
-from mpic_rag.output import console, fail, log, with_json_target, write_json
+from mpic_rag.output import JsonOption, console, fail, log, with_json_target, write_json
 from mpic_rag.report import Report
 from mpic_rag.sampling import Sampling
 from mpic_rag.store import Store
@@ -34,6 +35,8 @@ app = typer.Typer(
     "Start with `mpic-rag demo`; then `mpic-rag ask 'who keeps beaconlea?'`.",
 )
 
+app.add_typer(store_app, name="store")
+
 ModelOption = Annotated[
     str, typer.Option("--model", help="Model folder, .gguf file or hub name; default: bundled.")
 ]
@@ -42,10 +45,6 @@ StoreOption = Annotated[
 ]
 ModeOption = Annotated[
     str, typer.Option(help="Compile chunks in their `document`'s context, `isolated` or `bare`.")
-]
-JsonOption = Annotated[
-    str | None,
-    typer.Option("--json", metavar="[FILE]", help="Write JSON to FILE, or to standard output."),
 ]
 _INTERRUPTED = 130  # the status that Typer makes of Ctrl-C
 DEFAULT_STORE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mpic_rag"

@@ -8,12 +8,17 @@ import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import transformers
+import typer
 from rich.console import Console
 
+JsonOption = Annotated[
+    str | None,
+    typer.Option("--json", metavar="[FILE]", help="Write JSON to FILE, or to standard output."),
+]
 console = Console()
 log = Console(stderr=True)
 

@@ -52,7 +52,7 @@ class Retrieval:
         costs, reuses = self.store.costs, self.rule.reuses
         hits = [(i, found) for i, found in enumerate(self.found) if found]
         passed: set[int] = set()
-        if reuses:
+        if reuses and self.store.adaptive:
             sizes = [(f.tier, *_size(f)) for _, f in hits]
             passed = {hits[n][0] for n in costs.to_compute(self.engine.identity, sizes)}
         began, size = time.perf_counter(), 0

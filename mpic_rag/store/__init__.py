@@ -48,7 +48,8 @@ class Found(NamedTuple):
 class Store:
     """Libraries below `root`, with a memory tier of `memory` bytes and, at will, a `remote` URL.
 
-    `int8` stores new entries with 8 bits a number. `options` go to the remote's file system.
+    `int8` stores new entries with 8 bits a number; `adaptive` passes over entries that are quicker
+    to compute than to load. `options` go to the remote's file system.
     """
 
     def __init__(
@@ -59,11 +60,12 @@ class Store:
         remote: str | None = None,
         remote_timeout: float = 2.0,
         int8: bool = False,
+        adaptive: bool = True,
         **options: Any,
     ) -> None:
         self.root = Path(root)
         self.root.mkdir(parents=True, exist_ok=True)
-        self.int8 = int8
+        self.int8, self.adaptive = int8, adaptive
         self.memory = Memory(memory)
         self.faults = Faults()
         self.costs = Costs(self.root / "costs.json")

@@ -120,7 +120,7 @@ class Entry:
         try:
             self._parse(key, head[8 : 8 + length].numpy().tobytes())
         # What a damaged or hostile header makes the parser raise.
-        except (ValueError, TypeError, AttributeError, LookupError) as error:
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
             raise StoreError(f"unreadable header: {error!r}") from error
 
     def _parse(self, key: str | None, text: bytes) -> None:
@@ -183,12 +183,15 @@ class Entry:
 
     def segment(self, features: bool = False) -> Segment:
         """The tokens; image features [rows, hidden] only where they are asked for."""
-        rows = self._part("segment").view(torch.int32).view(self.facts["axes"] + 2, -1)
-        shape = self.facts["features"] if features else [0, 0]
         data = self._part("features") if features else torch.empty(0, dtype=torch.uint8)
-        return Segment(
-            rows[0].long(), rows[1:-1].long(), rows[-1], data.view(self.dtype).view(shape)
-        )
+        try:
+            rows = self._part("segment").view(torch.int32).view(self.facts["axes"] + 2, -1)
+            shown = data.view(self.dtype).view(self.facts["features"] if features else (0, 0))
+        except (RuntimeError, TypeError, KeyError) as error:  # sizes that don't fit
+            raise StoreError(f"unreadable segment: {error!r}") from error
+        if rows.shape[1] != self.tokens or len(rows) < 3:
+            raise StoreError("its segment does not have the size that its header says")
+        return Segment(rows[0].long(), rows[1:-1].long(), rows[-1], shown)
 
     def layer(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys before RoPE and values of one layer, both [heads, tokens, dim]."""

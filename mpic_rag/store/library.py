@@ -171,6 +171,19 @@ class Library:
         except (OSError, StoreError) as error:
             self.fault(key, error)
 
+    def fetch(self, key: str) -> bool:
+        """Bring an entry from the remote to this disk, in the background; false if it can't be."""
+        remote, since = self.store.remote, self.mark()
+        if not remote or not remote.available:
+            return False
+        ((opened, _),) = remote.open([(self.name, _checked(key))])
+        if isinstance(opened, RemoteError):
+            self.fault(key, opened)
+        entry = self.admit(key, opened) if callable(opened) else None
+        if entry:
+            self.store.later(lambda: self._fill(key, entry, entry.facts["document"], since))
+        return entry is not None
+
     def delete(self, keys: Sequence[str]) -> int:
         """Delete entries everywhere; returns how many this disk had.
 
