@@ -12,7 +12,15 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from mpic_rag.output import JsonOption, console, log, write_json
+from mpic_rag.output import (
+    DEFAULT_STORE,
+    JsonOption,
+    RemoteOption,
+    StoreOption,
+    console,
+    log,
+    write_json,
+)
 from mpic_rag.store import Library, Store
 from mpic_rag.store import archive as archive_
 from mpic_rag.store.deletions import digest
@@ -34,25 +42,14 @@ class _Chosen:
 
 @store_app.callback()
 def choose(
-    folder: Annotated[
-        Path | None,
-        typer.Option("--store", envvar="MPIC_RAG_STORE", help="Folder of compiled caches."),
-    ] = None,
+    folder: StoreOption = DEFAULT_STORE,
     owner: Annotated[
         str | None, typer.Option(help="The owner of a private library; default: the shared one.")
     ] = None,
-    remote: Annotated[
-        str | None,
-        typer.Option(
-            envvar="MPIC_RAG_REMOTE", help="URL of remote storage, such as s3://bucket/folder."
-        ),
-    ] = None,
+    remote: RemoteOption = None,
     remote_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds a request.")] = 2.0,
 ) -> None:
     """Look into a store of compiled caches, tidy it, move it."""
-    from mpic_rag.cli import DEFAULT_STORE
-
-    folder = folder or DEFAULT_STORE
     if not folder.is_dir():
         raise ValueError(f"there is no store at {folder}; `mpic-rag compile` makes one")
     _Chosen.store = Store(folder, remote=remote, remote_timeout=remote_timeout)
