@@ -16,16 +16,16 @@ KEY = "ab" * 32
 
 def sample(tokens=9, dtype=torch.float32, layers=3, seed=0):
     """A chunk KV of random numbers, with four image tokens."""
-    torch.manual_seed(seed)
+    draw = torch.Generator().manual_seed(seed)
     images = torch.zeros(tokens, dtype=torch.int32)
     images[2:6] = 1
     segment = Segment(
         torch.arange(tokens) * 7,
         torch.arange(3 * tokens).view(3, tokens),
         images,
-        torch.randn(4, 12).to(dtype),
+        torch.randn(4, 12, generator=draw).to(dtype),
     )
-    keys, values = torch.randn(2, layers, 2, tokens, 8).to(dtype)
+    keys, values = torch.randn(2, layers, 2, tokens, 8, generator=draw).to(dtype)
     return ChunkKV(segment, keys, values)
 
 

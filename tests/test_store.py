@@ -79,8 +79,8 @@ def test_memory_holds_its_limit(open_store):
     for n in range(9):
         read(store, n)
     assert 0 < store.memory.bytes <= 3 * size
-    assert store.memory.get(key_of(8))
-    assert not store.memory.get(key_of(0))
+    assert store.memory.get(("dynamic", key_of(8)))
+    assert not store.memory.get(("dynamic", key_of(0)))
 
 
 def test_disk_evicts_the_least_recently_used_but_nothing_pinned(open_store):
@@ -123,7 +123,7 @@ def test_deleting_a_document_reaches_every_holder(store, open_store):
     store.dynamic.put(key_of(9), sample(), "cliff")
     other = open_store()
     assert read(other, 1)
-    assert other.memory.get(key_of(1))
+    assert other.memory.get(("dynamic", key_of(1)))
     assert store.dynamic.delete_document("amber") == 3
     for holder in (store, other):
         assert [read(holder, n) for n in range(3)] == [None] * 3
@@ -208,7 +208,7 @@ def test_a_disk_that_refuses(store, monkeypatch, number, name):
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr("mpic_rag.store.local._Files.fetch", refuse)
+        patch.setattr("mpic_rag.store.local._open", refuse)
         assert store.dynamic.open(key_of(0)) is None
         assert store.faults.counts == {name: 1}
         patch.setattr("mpic_rag.store.local._Files.store", refuse)

@@ -196,7 +196,10 @@ class Entry:
     def layer(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys before RoPE and values of one layer, both [heads, tokens, dim]."""
         data = self._part(f"layer.{n}")
-        return self._codec.decode(data, self.heads, self.tokens, self.dim, self.dtype)
+        try:
+            return self._codec.decode(data, self.heads, self.tokens, self.dim, self.dtype)
+        except RuntimeError as error:  # a forged size or place
+            raise StoreError(f"unreadable layer {n}: {error}") from error
 
     def kv(self, features: bool = False) -> ChunkKV:
         """All layers at once, [layers, heads, tokens, dim]."""

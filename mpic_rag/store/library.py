@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -54,7 +54,7 @@ class Library:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.policy = Policy.read(self.folder / "policy.json")
         self.disk = Local(self.folder, self.policy.limit)
-        self.deletions = Deletions(self.folder / "deleted.log", store.memory.drop)
+        self.deletions = Deletions(self.folder / "deleted.log", self._forget)
         self.mark()
         self._polled, self._newest = 0.0, ""
         self._poll_lock = threading.Lock()
@@ -76,7 +76,7 @@ class Library:
 
     def open(self, key: str) -> Held | Entry | None:
         """Open an entry in memory or on disk; None where there is none that can be trusted."""
-        held = self.store.memory.get(_checked(key))
+        held = self.store.memory.get((self.name, _checked(key)))
         if held:
             return held
         try:
@@ -98,7 +98,7 @@ class Library:
         """Count a fault; an entry that is damaged on this disk is set aside."""
         what = error.cause if isinstance(error, RemoteError) else cause(error)
         self.store.faults.count(what, f"{self.name}/{key[:12]}: {error}")
-        self.store.memory.drop([key])
+        self._forget([key])
         if isinstance(error, StoreError) and what == "damaged":
             self._quietly(lambda: self.disk.set_aside(key), None)
 
@@ -130,7 +130,7 @@ class Library:
 
         if not self.disk.put(key, data, tag, self.policy.ttl_s, allowed):
             return False
-        self.store.memory.drop([key])
+        self._forget([key])
         if self.deletions.deleted(key, tag):
             self.deletions.note([key], "+")
         if self.store.remote:
@@ -155,9 +155,9 @@ class Library:
         self.mark()
         if self.deletions.deleted(key, tag, since):
             return
-        self.store.memory.put(key, kv, tag)
+        self.store.memory.put((self.name, key), kv, tag)
         if self.mark() and self.deletions.deleted(key, tag, since):
-            self.store.memory.drop([key])
+            self._forget([key])
         if entry.tier == "remote":
             self.store.later(lambda: self._fill(key, entry, tag, since))
 
@@ -256,6 +256,9 @@ class Library:
                 self.fault(row.key, error)
             progress()
         return found
+
+    def _forget(self, keys: Iterable[str], documents: Iterable[str] = ()) -> None:
+        self.store.memory.drop(self.name, keys, documents)
 
     def close(self) -> None:
         """Close the index."""

@@ -8,7 +8,6 @@ import os
 import re
 import sqlite3
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -67,11 +66,20 @@ class _Files(diskcache.Disk):
     def fetch(self, mode: int, filename: str, value: Any, read: bool) -> Any:
         if mode != MODE_BINARY or not _FILE.fullmatch(filename or ""):
             raise StoreError("the index is damaged")
-        return Path(self._directory, filename).open("rb", buffering=0)
+        try:
+            return _open(Path(self._directory, filename))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            return error  # raised, diskcache would take it for a key just deleted
 
     def remove(self, file_path: str) -> None:
         if _FILE.fullmatch(file_path or ""):
             super().remove(file_path)
+
+
+def _open(path: Path) -> BinaryIO:
+    return path.open("rb", buffering=0)
 
 
 class Local:
@@ -167,6 +175,8 @@ class Local:
                 self.delete([key])
                 raise FileNotFoundError(errno.ENOENT, "the entry's file is gone", key)
             return None
+        if isinstance(file, OSError):
+            raise file
         return Entry(key, reader(file), "disk")
 
     def put(
@@ -287,10 +297,7 @@ class Local:
             ((word,),) = self._cache._sql("PRAGMA integrity_check(1)").fetchall()
             if word != "ok":
                 raise sqlite3.DatabaseError(word)
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                self._cache.check(fix=True, retry=True)
-            return [str(w.message) for w in caught]
+            return [str(w.message) for w in self._cache.check(fix=True, retry=True)]
 
         before = self.rebuilt
         found = self._index(work)
