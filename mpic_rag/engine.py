@@ -14,7 +14,7 @@ from mpic_rag.conversation import Answer, Conversation
 from mpic_rag.documents import Chunk, Document, Part
 from mpic_rag.model import Model
 from mpic_rag.selection import Selector
-from mpic_rag.store import Candidate, Entry, Found, Library, Store, StoreError
+from mpic_rag.store import Candidate, Entry, Found, Held, Library, Store, Stored, StoreError
 
 
 class Engine:
@@ -82,6 +82,12 @@ class Engine:
         """The model and where it runs, as costs name it."""
         return self.compiler.cost_name
 
+    @property
+    def bytes_per_token(self) -> int:
+        """About what a stored token takes."""
+        numbers = 2 * self.model.layers * self.model.kv_heads * self.model.head_dim
+        return numbers * (1 if self.store.int8 else self.model.dtype.itemsize)
+
     def candidates(self, chunk: Chunk) -> list[Candidate]:
         """The entries that may serve a chunk, best first.
 
@@ -128,22 +134,25 @@ class Engine:
 
     def look_again(self, passed: Sequence[Found]) -> None:
         """Read, in the background, one of the entries that seemed slow: they may be no longer."""
-        entries = [(f, f.entry) for f in passed if isinstance(f.entry, Entry)]
-        if not entries:
+        slow = [found for found in passed if not isinstance(found.entry, Held)]
+        if not slow:
             return
-        found, entry = entries[0]
+        found = slow[0]
         library, key = found.candidate.library, found.candidate.key
         since = library.mark()
 
         def work() -> None:
-            began, before = perf_counter(), entry.bytes_read
+            entry = found.entry
             try:
+                began = perf_counter()
+                if isinstance(entry, Stored):
+                    entry = library.disk.open(entry)
+                assert isinstance(entry, Entry)
                 kv = entry.kv(features=True)
             except (StoreError, OSError) as error:
                 library.fault(key, error)
                 return
-            size = entry.bytes_read - before
-            self.store.costs.measure_load(entry.tier, size, perf_counter() - began)
+            self.store.costs.measure_load(entry.tier, entry.bytes_read, perf_counter() - began)
             library.keep(key, entry, kv, since)
 
         self.store.later(work)

@@ -14,7 +14,6 @@ from mpic_rag.store.costs import Costs
 from mpic_rag.store.remote import RemoteError
 
 SMALL = 1 << 20  # bytes of an entry that is not worth a thread
-PATIENCE = 4.0  # times the expected seconds, until a load is given up
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 _readers = ThreadPoolExecutor(4, "load")
@@ -31,9 +30,10 @@ class LoadError(Exception):
 class Loading:
     """The layers of one entry, on their way."""
 
-    def __init__(self, found: Found, segment: Segment, deadline: float, since: int) -> None:
-        assert isinstance(found.entry, Entry)
-        self.found, self.entry, self.segment = found, found.entry, segment
+    def __init__(
+        self, found: Found, entry: Entry, segment: Segment, deadline: float, since: int
+    ) -> None:
+        self.found, self.entry, self.segment = found, entry, segment
         self.since = since
         self.began, self.deadline = time.monotonic(), deadline
         self.ended = 0.0
@@ -51,7 +51,8 @@ class Loading:
     def layer(self, n: int) -> Pair:
         """Wait for a layer; raises `LoadError`."""
         try:
-            return self._futures[n].result(max(0.0, self.deadline - time.monotonic()))
+            left = self.deadline - time.monotonic()
+            return self._futures[n].result(None if left == float("inf") else max(0.0, left))
         except TimeoutError as error:
             if self._futures[n].done():  # its own error
                 raise LoadError(self, error) from error

@@ -12,13 +12,13 @@ from mpic_rag.linker import Piece
 from mpic_rag.loading import SMALL, LoadError, Loading, measure, start
 from mpic_rag.report import ChunkReport, Report
 from mpic_rag.selection import Selector
-from mpic_rag.store import Candidate, Entry, Found, StoreError
+from mpic_rag.store import Candidate, Entry, Found, Held, Stored, StoreError
 from mpic_rag.store.remote import RemoteError
 
 if TYPE_CHECKING:
     from mpic_rag.engine import Engine
 
-PATIENCE_S = 2.0  # the least time that a load is given
+PATIENCE = 4.0  # times the expected seconds, until a remote load is given up
 CHEAPER = "quicker to compute"
 
 
@@ -42,10 +42,11 @@ class Retrieval:
         candidates = [self.engine.candidates(chunk) for chunk in self.chunks]
         for library in {c.library for some in candidates for c in some}:
             self._marks[library.name] = library.mark()
-        damaged = sum(self.store.faults.counts.values())
         self.found = self.store.find(candidates)
-        if sum(self.store.faults.counts.values()) > damaged:
-            self.misses = ["damaged, unreadable or out of reach"] * len(self.chunks)
+        for i, found in enumerate(self.found):
+            if found is None:
+                known = [self.store.faults.latest.get(c.key) for c in candidates[i]]
+                self.misses[i] = next((reason for reason in known if reason), "not compiled")
 
     def load(self) -> None:
         """Read small entries, begin to read large ones, pass over what is quicker to compute."""
@@ -53,44 +54,53 @@ class Retrieval:
         hits = [(i, found) for i, found in enumerate(self.found) if found]
         passed: set[int] = set()
         if reuses and self.store.adaptive:
-            sizes = [(f.tier, *_size(f)) for _, f in hits]
+            per_token = self.engine.bytes_per_token
+            sizes = [(f.tier, f.size, f.size // per_token) for _, f in hits]
             passed = {hits[n][0] for n in costs.to_compute(self.engine.identity, sizes)}
-        began, size = time.perf_counter(), 0
+        began = time.perf_counter()
         for i, found in hits:
             if i in passed:
                 self.misses[i] = CHEAPER
                 continue
             try:
-                piece = self._piece(found)
+                self.pieces[i] = self._piece(found)
             except (StoreError, OSError) as error:
                 self._fail(i, error)
                 continue
-            self.pieces[i] = piece
-            if isinstance(found.entry, Entry):
-                self.bytes_read += found.entry.bytes_read
-                size += found.entry.bytes_read if piece.kv else 0
-        if size > SMALL:
-            costs.measure_load("disk", size, time.perf_counter() - began)
+        read = self.bytes_read - sum(loading.entry.bytes_read for loading in self.loadings)
+        if read > SMALL:
+            costs.measure_load("disk", read, time.perf_counter() - began)
         start(self.loadings)
 
     def _piece(self, found: Found) -> Piece:
         features = "features" in self.rule.reads
-        entry = found.entry
-        if not isinstance(entry, Entry):
+        entry, candidate = found.entry, found.candidate
+        if isinstance(entry, Held):
             return Piece(entry.kv.segment, entry.kv if self.rule.reuses else None)
-        if not self.rule.reuses:
-            return Piece(entry.segment(features))
-        since = self._marks[found.candidate.library.name]
-        if entry.kv_bytes <= SMALL:
-            # Memory wants the features too: the next request may need them.
-            kv = entry.kv(features=True)
-            found.candidate.library.keep(found.candidate.key, entry, kv, since)
-            return Piece(kv.segment, kv)
-        expected = self.store.costs.load_s(entry.tier, entry.kv_bytes * len(self.found))
-        deadline = time.monotonic() + max(PATIENCE_S, 4 * expected)
-        loading = Loading(found, entry.segment(features=True), deadline, since)
+        if isinstance(entry, Stored):
+            entry = candidate.library.disk.open(entry)
+        try:
+            if not self.rule.reuses:
+                return Piece(entry.segment(features))
+            since = self._marks[candidate.library.name]
+            if entry.size <= SMALL:
+                # Memory wants the features too: the next request may need them.
+                kv = entry.kv(features=True)
+                candidate.library.keep(candidate.key, entry, kv, since)
+                return Piece(kv.segment, kv)
+            segment = entry.segment(features=True)
+        finally:
+            self.bytes_read += entry.bytes_read
+        loading = Loading(found, entry, segment, self._deadline(entry), since)
         self.loadings.append(loading)
         return Piece(loading.segment, layer=loading.layer)
+
+    def _deadline(self, entry: Entry) -> float:
+        """When to give a remote entry up; a disk that is slow is waited for, and measured."""
+        if entry.tier == "disk" or not self.store.remote:
+            return float("inf")
+        expected = self.store.costs.load_s(entry.tier, entry.kv_bytes * len(self.found))
+        return time.monotonic() + max(self.store.remote.timeout, PATIENCE * expected)
 
     def render(self) -> None:
         """Lay out the chunks that no entry serves, pictures through the vision tower."""
@@ -121,7 +131,6 @@ class Retrieval:
 
     def describe(self, report: Report, recomputed: Sequence[int]) -> None:
         """Fill in the report's part about chunks."""
-        self.bytes_read += sum(loading.entry.bytes_read for loading in self.loadings)
         report.bytes_read = self.bytes_read
         for chunk, piece, found, miss, count in zip(
             self.chunks, self.pieces, self.found, self.misses, recomputed, strict=True
@@ -171,11 +180,3 @@ def _keep(loading: Loading) -> None:
         known = error.error
         if isinstance(known, StoreError | OSError):
             candidate.library.fault(candidate.key, known)
-
-
-def _size(found: Found) -> tuple[int, int]:
-    """Bytes to load and tokens."""
-    entry = found.entry
-    if isinstance(entry, Entry):
-        return entry.kv_bytes, entry.tokens
-    return 0, len(entry.kv.segment)

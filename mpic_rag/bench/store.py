@@ -20,7 +20,7 @@ from mpic_rag.engine import Engine
 from mpic_rag.model import Model
 from mpic_rag.store import Store
 from mpic_rag.store.entry import Entry, Read
-from mpic_rag.store.local import Local
+from mpic_rag.store.local import Local, Stored
 
 Row = dict[str, Any]
 Ask = Callable[[Engine, str], float]
@@ -54,11 +54,11 @@ class SlowDisk:
     def __exit__(self, *_: object) -> None:
         self.disk.open = self._open  # type: ignore[method-assign]
 
-    def _slowly(self, key: str) -> Entry | None:
+    def _slowly(self, stored: Stored) -> Entry:
         if self.cold:
-            self._forget()
-        entry = self._open(key)
-        if entry and self.rate:
+            self._forget(stored)
+        entry = self._open(stored)
+        if self.rate:
             entry._read = partial(self._wait, entry._read)
             self._charge(entry.bytes_read)
         return entry
@@ -73,11 +73,10 @@ class SlowDisk:
         self._free_at = max(self._free_at, now) + size / self.rate
         time.sleep(self._free_at - now)
 
-    def _forget(self) -> None:
-        for row in self.disk.rows():
-            fd = os.open(self.disk.folder / "entries" / row.file, os.O_RDONLY)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
+    def _forget(self, stored: Stored) -> None:
+        fd = os.open(self.disk.folder / "entries" / stored.file, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
 
 
 def ttft(engine: Engine, chunks: list[Chunk], selector: str) -> float:

@@ -15,10 +15,21 @@ from mpic_rag.store.costs import Costs
 from mpic_rag.store.entry import Entry, StoreError
 from mpic_rag.store.faults import Faults
 from mpic_rag.store.library import Library, Policy
+from mpic_rag.store.local import Stored
 from mpic_rag.store.memory import Held, Memory
 from mpic_rag.store.remote import Remote, RemoteError
 
-__all__ = ["Candidate", "Entry", "Found", "Held", "Library", "Policy", "Store", "StoreError"]
+__all__ = [
+    "Candidate",
+    "Entry",
+    "Found",
+    "Held",
+    "Library",
+    "Policy",
+    "Store",
+    "StoreError",
+    "Stored",
+]
 
 DYNAMIC = "dynamic"
 ABSENT_S = 60.0  # how long it is remembered that the remote has no such entry
@@ -34,15 +45,24 @@ class Candidate(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The entry that serves a chunk."""
+    """The entry that serves a chunk; of one on disk, nothing is read yet."""
 
     candidate: Candidate
-    entry: Held | Entry
+    entry: Held | Stored | Entry
 
     @property
     def tier(self) -> str:
-        """Where it lies."""
-        return "memory" if isinstance(self.entry, Held) else self.entry.tier
+        """Where it lies: memory, disk or remote."""
+        if isinstance(self.entry, Held):
+            return "memory"
+        return "disk" if isinstance(self.entry, Stored) else self.entry.tier
+
+    @property
+    def size(self) -> int:
+        """Bytes to load."""
+        if isinstance(self.entry, Held):
+            return 0
+        return self.entry.size
 
 
 class Store:
@@ -106,13 +126,18 @@ class Store:
 
         The nearest tiers first; the remote is asked, in one go, for what would be better.
         """
-        for library in {c.library for candidates in wanted for c in candidates}:
+        keys: dict[Library, list[str]] = {}
+        for candidate in (c for candidates in wanted for c in candidates):
+            keys.setdefault(candidate.library, []).append(candidate.key)
+        here: dict[tuple[Library, str], Held | Stored] = {}
+        for library, asked in keys.items():
             library.poll()
             library.mark()
+            here |= {(library, k): e for k, e in library.find(list(dict.fromkeys(asked))).items()}
         found: list[tuple[int, Found] | None] = []
         for candidates in wanted:
-            here = ((n, c, c.library.open(c.key)) for n, c in enumerate(candidates))
-            found.append(next(((n, Found(c, e)) for n, c, e in here if e), None))
+            hits = ((n, c, here.get((c.library, c.key))) for n, c in enumerate(candidates))
+            found.append(next(((n, Found(c, e)) for n, c, e in hits if e), None))
         if self.remote and self.remote.available:
             self._ask_remote(self.remote, wanted, found)
         return [pair[1] if pair else None for pair in found]

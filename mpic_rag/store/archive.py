@@ -11,6 +11,7 @@ import torch
 
 from mpic_rag.store.entry import KEY, Entry, StoreError
 from mpic_rag.store.library import Library
+from mpic_rag.store.local import Stored
 
 LARGEST = 1 << 34  # bytes of an entry that an archive may hold
 
@@ -22,12 +23,9 @@ def export(library: Library, target: Path, progress: Callable[[], None] = lambda
     try:
         with tarfile.open(part, "w") as archive:
             for row in library.rows():
-                entry = library.disk.open(row.key)
                 progress()
-                if entry is None:
-                    continue
                 try:
-                    data = entry.raw()
+                    data = library.disk.open(Stored(row.key, row.size, row.file)).raw()
                 except (StoreError, OSError) as error:
                     library.fault(row.key, error)
                     continue

@@ -21,7 +21,7 @@ from mpic_rag.store import quantise
 
 FORMAT = 2
 HEADER_LIMIT = 1 << 20
-AHEAD = 1 << 20  # read at once when an entry is opened: all of a small one
+AHEAD = 1 << 16  # read at once when an entry is opened
 KEY = re.compile(r"[0-9a-f]{64}")
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

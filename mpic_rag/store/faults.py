@@ -48,11 +48,16 @@ class Faults:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.latest: dict[str, str] = {}  # by key, why an entry did not serve
         self._lock = threading.Lock()
 
-    def count(self, what: str, detail: object) -> None:
+    def count(self, what: str, detail: object, key: str = "") -> None:
         """Count a fault; the first of its kind is logged with what to do about it."""
         with self._lock:
+            if key:
+                self.latest[key] = what
+                if len(self.latest) > 1000:
+                    self.latest.pop(next(iter(self.latest)))
             self.counts[what] += 1
             first = self.counts[what] == 1
         if first:

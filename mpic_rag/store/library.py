@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from mpic_rag.segment import ChunkKV
-from mpic_rag.store.deletions import Deletions, digest
+from mpic_rag.store.deletions import Deletions, digest, is_document
 from mpic_rag.store.entry import KEY, Entry, StoreError, encode
 from mpic_rag.store.faults import cause
-from mpic_rag.store.local import Local, Row
+from mpic_rag.store.local import Local, Row, Stored
 from mpic_rag.store.memory import Held
 from mpic_rag.store.remote import RemoteError
 
@@ -56,7 +56,7 @@ class Library:
         self.disk = Local(self.folder, self.policy.limit)
         self.deletions = Deletions(self.folder / "deleted.log", self._forget)
         self.mark()
-        self._polled, self._newest = 0.0, ""
+        self._polled = float("-inf")
         self._poll_lock = threading.Lock()
 
     def set_policy(self, policy: Policy) -> None:
@@ -74,13 +74,27 @@ class Library:
         """Whether memory or disk has an entry; only reading tells whether it is sound."""
         return bool(self._quietly(lambda: self.disk.contains(_checked(key)), False))
 
+    def find(self, keys: Sequence[str]) -> dict[str, Held | Stored]:
+        """Which of these entries memory or disk has; nothing is read yet."""
+        for key in keys:
+            _checked(key)
+        here: dict[str, Held | Stored] = {}
+        for key in keys:
+            if held := self.store.memory.get((self.name, key)):
+                here[key] = held
+        rest = [key for key in keys if key not in here]
+        if rest:
+            nothing: dict[str, Stored] = {}
+            here |= self._quietly(lambda: self.disk.find(rest), nothing)
+        return here
+
     def open(self, key: str) -> Held | Entry | None:
         """Open an entry in memory or on disk; None where there is none that can be trusted."""
-        held = self.store.memory.get((self.name, _checked(key)))
-        if held:
-            return held
+        there = self.find([key]).get(key)
+        if not isinstance(there, Stored):
+            return there
         try:
-            return self.disk.open(key)
+            return self.disk.open(there)
         except (StoreError, OSError) as error:
             self.fault(key, error)
             return None
@@ -92,15 +106,17 @@ class Library:
         except (StoreError, RemoteError) as error:
             self.fault(key, error)
             return None
-        return None if self.deletions.deleted(key, entry.facts.get("document", "")) else entry
+        return None if self.deletions.barred(key, entry.facts.get("document", "")) else entry
 
     def fault(self, key: str, error: BaseException) -> None:
         """Count a fault; an entry that is damaged on this disk is set aside."""
         what = error.cause if isinstance(error, RemoteError) else cause(error)
-        self.store.faults.count(what, f"{self.name}/{key[:12]}: {error}")
+        self.store.faults.count(what, f"{self.name}/{key[:12]}: {error}", key)
         self._forget([key])
-        if isinstance(error, StoreError) and what == "damaged":
+        if what == "damaged":
             self._quietly(lambda: self.disk.set_aside(key), None)
+        elif what == "vanished":
+            self._quietly(lambda: self.disk.delete([key]), 0)
 
     def put(
         self,
@@ -126,13 +142,15 @@ class Library:
 
         def allowed() -> bool:
             self.mark()
-            return not self.deletions.deleted(key, tag, since)
+            if self.deletions.deleted(key, tag, since):
+                return False
+            if self.deletions.barred(key, tag):
+                self.deletions.note([key], "+", since)
+            return True
 
         if not self.disk.put(key, data, tag, self.policy.ttl_s, allowed):
             return False
         self._forget([key])
-        if self.deletions.deleted(key, tag):
-            self.deletions.note([key], "+")
         if self.store.remote:
             self.store.later(lambda: self._put_remote(key, data, tag, since))
         return True
@@ -223,18 +241,24 @@ class Library:
             if not remote or not due or not remote.available:
                 return
             try:
-                names, self._newest = remote.deletions(self.name, self._newest)
+                names, newest = remote.deletions(self.name, self._newest())
                 self._polled = time.monotonic()
             except RemoteError as error:
                 self.store.faults.count(error.cause, error)
                 return
-        tags = [name for name in names if name[:1] == "d" and len(name) != 64]
         keys = [name for name in names if KEY.fullmatch(name)]
-        if fresh := [name for name in (*keys, *tags) if not self.deletions.known(name)]:
-            self.deletions.note(fresh)
-            self.disk.delete([name for name in fresh if name in set(keys)])
-            for tag in set(tags) & set(fresh):
+        tags = [name for name in names if is_document(name)]
+        if keys or tags:
+            self.deletions.note([*keys, *tags], "~")
+            self.disk.delete(keys)
+            for tag in tags:
                 self.disk.delete_document(tag)
+            (self.folder / "newest").write_text(newest)
+
+    def _newest(self) -> str:
+        """The newest note of a deletion that is dealt with here."""
+        path = self.folder / "newest"
+        return path.read_text() if path.exists() else ""
 
     def rows(self) -> Iterator[Row]:
         """All entries on this disk, most recently used first."""
@@ -248,9 +272,7 @@ class Library:
         found = self.disk.tidy()
         for row in list(self.rows()):
             try:
-                entry = self.disk.open(row.key)
-                if entry:
-                    entry.verify()
+                self.disk.open(Stored(row.key, row.size, row.file)).verify()
             except (StoreError, OSError) as error:
                 found.append(f"{row.key[:12]} {error}")
                 self.fault(row.key, error)

@@ -21,6 +21,7 @@ from mpic_rag.store.entry import Entry, Read, StoreError
 
 _FILE = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val")
 _PINNED = float("inf")  # the access time of what is never evicted
+WHOLE = 1 << 20  # bytes of a file that is read at once
 _QUARANTINE = 32  # damaged files that are kept to look into
 # What a damaged index makes sqlite3 and diskcache raise.
 _BROKEN = (sqlite3.Error, KeyError, TypeError, ValueError)
@@ -44,6 +45,14 @@ class Row(NamedTuple):
         return self.used == _PINNED
 
 
+class Stored(NamedTuple):
+    """An entry on disk that nobody has read yet."""
+
+    key: str
+    size: int
+    file: str
+
+
 class _Files(diskcache.Disk):
     """Every value is a file of bytes and every key a text: nothing is pickled, or unpickled.
 
@@ -51,12 +60,15 @@ class _Files(diskcache.Disk):
     """
 
     def put(self, key: str) -> tuple[str, bool]:
+        """Keys are kept as they are."""
         return key, True
 
     def get(self, key: str, raw: bool) -> str:
+        """Keys are kept as they are."""
         return key
 
     def store(self, value: bytes, read: bool, key: Any = None) -> tuple[Any, ...]:
+        """Write a file of bytes."""
         if type(value) is not bytes or read:
             raise TypeError("only bytes are stored")
         name, path = self.filename(key, value)
@@ -64,16 +76,11 @@ class _Files(diskcache.Disk):
         return len(value), MODE_BINARY, name, None
 
     def fetch(self, mode: int, filename: str, value: Any, read: bool) -> Any:
-        if mode != MODE_BINARY or not _FILE.fullmatch(filename or ""):
-            raise StoreError("the index is damaged")
-        try:
-            return _open(Path(self._directory, filename))
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            return error  # raised, diskcache would take it for a key just deleted
+        """Read nothing: `Local.open` opens files."""
+        raise StoreError("entries are opened by `Local.open`")
 
     def remove(self, file_path: str) -> None:
+        """Remove a file of this store and no other."""
         if _FILE.fullmatch(file_path or ""):
             super().remove(file_path)
 
@@ -167,17 +174,30 @@ class Local:
         """Whether an entry is there and not expired."""
         return self._index(lambda: key in self._cache)
 
-    def open(self, key: str) -> Entry | None:
+    def find(self, keys: Sequence[str]) -> dict[str, Stored]:
+        """Which entries are there and not expired, in one look at the index."""
+        marks = ",".join("?" * len(keys))
+        rows = self._index(
+            lambda: self._cache._sql(
+                f"SELECT key, size, filename FROM Cache WHERE key IN ({marks})"
+                " AND (expire_time IS NULL OR expire_time > ?)",
+                (*keys, time.time()),
+            ).fetchall()
+        )
+        return {row[0]: Stored(*row) for row in rows}
+
+    def open(self, stored: Stored) -> Entry:
         """Open an entry; raises `StoreError` where it is damaged, `OSError` where unreadable."""
-        file = self._index(lambda: self._cache.get(key, read=True))
-        if file is None:
-            if self._index(lambda: key in self._cache):
-                self.delete([key])
-                raise FileNotFoundError(errno.ENOENT, "the entry's file is gone", key)
-            return None
-        if isinstance(file, OSError):
-            raise file
-        return Entry(key, reader(file), "disk")
+        if not _FILE.fullmatch(stored.file or ""):
+            raise StoreError("the index names no file of this store")
+        try:
+            file = _open(self.folder / "entries" / stored.file)
+        except FileNotFoundError:
+            now = self.find([stored.key]).get(stored.key)
+            if now is None or now == stored:
+                raise
+            return self.open(now)  # replaced since we looked
+        return Entry(stored.key, reader(file), "disk")
 
     def put(
         self,
@@ -316,6 +336,8 @@ def reader(file: BinaryIO) -> Read:
     size = os.fstat(file.fileno()).st_size
 
     def read(start: int, end: int) -> torch.Tensor:
+        if start == 0 and size <= WHOLE:
+            end = size
         buffer = torch.empty(max(0, min(end, size) - start), dtype=torch.uint8)
         view, done = buffer.numpy().data, 0
         while done < len(buffer):  # one call reads 2 GiB at most

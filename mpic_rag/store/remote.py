@@ -15,8 +15,9 @@ import fsspec
 import torch
 from fsspec.implementations.local import LocalFileSystem
 
-from mpic_rag.store.entry import AHEAD, Entry, Read
+from mpic_rag.store.entry import Entry, Read
 
+AHEAD = 1 << 18  # bytes of the first request: all of a small entry, the header of a large one
 REST = 30.0  # seconds until a remote that failed is looked at again
 
 
@@ -43,6 +44,8 @@ class Remote:
 
     def __init__(self, url: str, timeout: float = 2.0, **options: Any) -> None:
         self.url, self.timeout = url, timeout
+        # Cached listings would hide what other machines deleted.
+        options = {"use_listings_cache": False, "skip_instance_cache": True} | options
         self.fs, self.base = fsspec.core.url_to_fs(url, **options)
         self._pool = ThreadPoolExecutor(8, "remote")
         self._lock = threading.Lock()
@@ -67,13 +70,15 @@ class Remote:
 
     def _probe(self) -> None:
         try:
-            self._call("exists", f"{self.base}/probe")
-            with self._lock:
-                self._open_until = 0.0
+            self._call("cat_file", f"{self.base}/probe")
         except RemoteError:
-            pass  # it has been put off again
+            return  # it has been put off again
+        except FileNotFoundError:
+            pass  # an answer like any other
         finally:
             self._probing = False
+        with self._lock:
+            self._open_until = 0.0
 
     def _start(self, name: str, *args: Any, **kwargs: Any) -> Future[Any]:
         if self.fs.async_impl:
@@ -132,8 +137,8 @@ class Remote:
         first = _tensor(head)
 
         def read(start: int, end: int) -> torch.Tensor:
-            if end <= len(first) or len(first) < AHEAD:  # a shorter head is the whole object
-                return first[start:end]
+            if start == 0 or end <= len(first) or len(first) < AHEAD:
+                return first[start : max(end, AHEAD)]  # a shorter head is the whole object
             return _tensor(self._call("cat_file", path, start=start, end=end))
 
         return read
