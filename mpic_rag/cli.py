@@ -31,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Answers from pictures and texts whose KV caches are already computed.\n\n"
-    "Start with `mpic-rag demo`; then `mpic-rag ask 'who keeps beaconlea?'`.",
+    "Start with `mpic-rag demo`; then `mpic-rag ask 'who keeps larkmouth?'`.",
 )
 
 ModelOption = Annotated[
