@@ -116,9 +116,9 @@ def table(rows: list[dict[str, Any]], context: str, split: bool | None = None) -
     count = len(cells[METHODS[0], "all"])
     which = {None: "", True: ", split", False: ", not split"}[split]
     result = Table(title=f"{context}{which}: {count} questions")
-    result.add_column("method")
+    result.add_column("method", no_wrap=True)
     for column in ("recomputed", *KINDS, "all"):
-        result.add_column(column.replace("_", " "), justify="right")
+        result.add_column(column.replace("_", "\n"), justify="right")
     for method in METHODS:
         shares = [r["recomputed"] for r in rows if r["method"] == method]
         values = [cells[method, kind] for kind in (*KINDS, "all")]

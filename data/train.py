@@ -328,9 +328,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("data/model"))
     parser.add_argument("--work", type=Path, default=Path("/tmp/train"), help="checkpoints")
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--looks", type=int, default=400, help="steps for the vision tower")
-    parser.add_argument("--steps", type=int, default=5000, help="steps on shelves")
-    parser.add_argument("--fade", type=float, default=0.4, help="share of them that slows down")
+    parser.add_argument("--looks", type=int, default=500, help="steps for the vision tower")
+    parser.add_argument("--steps", type=int, default=2760, help="steps on shelves")
+    parser.add_argument("--fade", type=float, default=0.21, help="share of them that slows down")
     parser.add_argument("--seed", type=int, default=0)
     trainer = Trainer(parser.parse_args())
     if trainer.args.resume:

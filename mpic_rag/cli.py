@@ -42,7 +42,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Answers from pictures and texts whose KV caches are already computed.\n\n"
-    "Start with `mpic-rag demo`; then `mpic-rag ask 'who keeps beaconlea?'`.",
+    "Start with `mpic-rag demo`; then `mpic-rag ask 'who keeps larkmouth?'`.",
 )
 
 app.add_typer(store_app, name="store")

@@ -8,11 +8,6 @@ from transformers import GPT2Config, MambaConfig
 
 from mpic_rag import cli, guide
 
-unfinished = pytest.mark.xfail(
-    reason="the bundled model has not reached the accuracy it is trained for, see its card",
-    raises=AssertionError,
-)
-
 
 @pytest.fixture
 def mpic_rag(tmp_path, monkeypatch, capfd):
@@ -46,7 +41,6 @@ def test_ask_the_guide(mpic_rag):
         assert "first token after" in err
 
 
-@unfinished
 def test_ask_the_guide_answers_right(mpic_rag):
     questions = [q for q in guide.questions() if q.kind == "text_lookup"]
     for question in questions:
@@ -198,7 +192,6 @@ def test_demo(mpic_rag, tmp_path):
     assert "By method" in out
 
 
-@unfinished
 def test_demo_answers_right(mpic_rag, tmp_path):
     mpic_rag("demo", "--json", tmp_path / "demo.json")
     rows = json.loads((tmp_path / "demo.json").read_text())["rows"]
