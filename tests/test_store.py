@@ -144,7 +144,7 @@ def test_work_begun_before_a_deletion_does_not_bring_an_entry_back(store, open_s
     assert read(other, 1) is None
     assert other.dynamic.put(key_of(1), sample(), "amber")
     assert read(store, 1)
-    entry = store.dynamic.open(key_of(1))
+    entry = other.dynamic.open(key_of(1))
     since = other.dynamic.mark()
     store.dynamic.delete([key_of(1)])
     other.dynamic.keep(key_of(1), entry, entry.kv(), since)
@@ -196,7 +196,7 @@ def test_a_vanished_file(store):
 def test_a_disk_that_refuses(store, monkeypatch, number, name):
     fill(store.dynamic, 1)
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:

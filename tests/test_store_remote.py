@@ -73,7 +73,8 @@ def test_a_remote_hit_fills_the_disk_and_objects_are_written_once(connect):
     assert same(read(two, 1), sample(seed=1))
     two.drain()
     assert two.dynamic.contains(key_of(1))
-    assert same(two.dynamic.open(key_of(1)).kv(features=True), sample(seed=1))
+    (stored,) = two.dynamic.disk.find([key_of(1)]).values()
+    assert same(two.dynamic.disk.open(stored).kv(features=True), sample(seed=1))
     two.dynamic.put(key_of(2), sample(seed=2), "amber")
     two.drain()
     assert one.faults.counts == two.faults.counts == {}

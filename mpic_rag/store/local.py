@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import diskcache
 import torch
-from diskcache.core import MODE_BINARY
+from diskcache.core import MODE_BINARY, EmptyDirWarning
 
 from mpic_rag.store.entry import Entry, Read, StoreError
 
@@ -317,7 +317,8 @@ class Local:
             ((word,),) = self._cache._sql("PRAGMA integrity_check(1)").fetchall()
             if word != "ok":
                 raise sqlite3.DatabaseError(word)
-            return [str(w.message) for w in self._cache.check(fix=True, retry=True)]
+            found = self._cache.check(fix=True, retry=True)
+            return [str(w.message) for w in found if w.category is not EmptyDirWarning]
 
         before = self.rebuilt
         found = self._index(work)
