@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 _IMAGE = re.compile(r"!\[[^\]]*\]\((?!\w+://)([^)\s]+)\)")  # pictures on the web stay text
 _VIDEO_OR_AUDIO = {".mp4", ".mov", ".avi", ".mkv", ".webm", ".mp3", ".wav", ".flac", ".ogg"}
@@ -59,6 +59,11 @@ class Picture:
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise ValueError(
                 f"{self.name} has more than {Image.MAX_IMAGE_PIXELS:,} pixels; scale it down first"
+            ) from error
+        except UnidentifiedImageError as error:
+            formats = ", ".join(_FORMATS)
+            raise ValueError(
+                f"{self.name} is not a picture that can be read: none of {formats}"
             ) from error
         # Pillow's decoders raise whatever a damaged file makes them raise.
         except (OSError, SyntaxError, ValueError, EOFError, OverflowError) as error:

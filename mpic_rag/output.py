@@ -74,5 +74,5 @@ def with_json_target(arguments: Sequence[str]) -> list[str]:
 
 def fail(message: str) -> None:
     """Print one line and end with status 1."""
-    log.print(f"error: {message}", style="red", markup=False, highlight=False)
+    log.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(1)
