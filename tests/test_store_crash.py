@@ -48,14 +48,16 @@ def kill_writers(folder, rounds, processes=4):
             writer.stdout.close()
         store = Store(folder, memory=0)
         for row in list(store.dynamic.rows()):
-            n = int(row.key, 16)
-            assert same(store.dynamic.open(row.key).kv(features=True), sample(300, seed=n))
+            entry = store.dynamic.open(row.key)
+            if entry:
+                n = int(row.key, 16)
+                assert same(entry.kv(features=True), sample(300, seed=n))
         store.dynamic.check()
         assert store.dynamic.check() == []
         files = list((store.dynamic.folder / "entries").rglob("*.val"))
         assert len(files) == len(list(store.dynamic.rows()))
         assert not list(store.root.rglob("*.part"))
-        assert store.faults.counts == {}
+        assert set(store.faults.counts) <= {"vanished"}
         store.close()
 
 

@@ -210,16 +210,20 @@ class Local:
         """Write an entry and evict others until all fit; false where it isn't `allowed`.
 
         A reader sees the old entry, the new one or none. The file is written inside the index's
-        transaction: a crash leaves at most a file that no row names, which `check` removes.
+        transaction: a crash leaves at most a file that no row names, which `check` removes. Old
+        files are removed in transactions of their own: diskcache would do it before ours ends.
         """
 
         def work() -> bool:
+            if not allowed():
+                return False
+            self._cache.delete(key, retry=True)
             with self._cache.transact(retry=True):
                 if not allowed():
                     return False
                 self._cache.set(key, data, expire=ttl, tag=document, retry=True)
-                self._evict(key)
-                return True
+            self._evict(key)
+            return True
 
         try:
             return self._index(work)
