@@ -72,7 +72,10 @@ def measure(model: Model, total: int, seed: int) -> Iterator[dict[str, Any]]:
         asked = [q for q in shelf.questions if q.kind in KINDS]
         asked = one_kind_after_the_other(rng.sample(asked, len(asked)))
         with tempfile.TemporaryDirectory() as folder:
-            engines = {m: Engine(model, Store(folder), mode=m) for m in ("document", "isolated")}
+            engines = {
+                m: Engine(model, Store(folder, adaptive=False), mode=m)
+                for m in ("document", "isolated")
+            }
             for engine in engines.values():
                 engine.compile(pages)
             for question in asked[:PER_SHELF]:

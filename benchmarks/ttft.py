@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--store", type=Path, default=DEFAULT_STORE)
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args(with_json_target(sys.argv[1:]))
-    engines, asks = demo.methods(Model.load(), Store(args.store))
+    engines, asks = demo.methods(Model.load(), Store(args.store, memory=0, adaptive=False))
     for engine in engines:
         engine.compile(d for shelf in guide.shelves().values() for d in shelf)
     rows = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ class LinkedLayer(CacheLayerMixin):
         self.keys, self.values = keys, values
         self.length = 0
         self.rows: torch.Tensor | None = None
+        self.fill: Callable[[], None] | None = None  # writes what is still being loaded
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -25,6 +28,9 @@ class LinkedLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write new states into the chosen slots, or behind the last one; return all slots."""
+        if self.fill is not None:
+            self.fill()
+            self.fill = None
         if self.rows is not None:
             self.keys.index_copy_(2, self.rows, key_states)
             self.values.index_copy_(2, self.rows, value_states)
@@ -88,10 +94,25 @@ class LinkedCache(Cache):
         self._keys[:, 0].index_copy_(2, slots, keys)
         self._values[:, 0].index_copy_(2, slots, values)
 
+    def defer(self, slots: torch.Tensor, read: Callable[[int], tuple[torch.Tensor, ...]]) -> None:
+        """Fill slots [tokens] of each layer when the next pass comes to it.
+
+        `read(layer)` gives keys and values, both [heads, tokens, dim].
+        """
+
+        def fill(n: int) -> None:
+            keys, values = read(n)
+            self._keys[n, 0].index_copy_(1, slots, keys)
+            self._values[n, 0].index_copy_(1, slots, values)
+
+        for n, layer in enumerate(self.layers):
+            layer.fill = partial(fill, n)
+
     def truncate(self, length: int) -> None:
         """Forget the slots from `length` on."""
         for layer in self.layers:
             layer.length = min(layer.length, length)
+            layer.fill = None
 
     def scatter(self, rows: torch.Tensor | None) -> None:
         """Make the next passes write to these slots [tokens]; None: append."""

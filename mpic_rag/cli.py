@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,11 +16,23 @@ from transformers import AutoConfig
 
 from mpic_rag import demo as demo_
 from mpic_rag import guide
+from mpic_rag.cli_bench import bench_app
+from mpic_rag.cli_store import store_app
 from mpic_rag.compiler import Mode
 from mpic_rag.documents import Chunk, Document, Picture, read_folder
 from mpic_rag.engine import Engine
 from mpic_rag.model import BUNDLED, FAMILIES, Model, check, locate
-from mpic_rag.output import console, fail, log, with_json_target, write_json
+from mpic_rag.output import (
+    DEFAULT_STORE,
+    JsonOption,
+    RemoteOption,
+    StoreOption,
+    console,
+    fail,
+    log,
+    with_json_target,
+    write_json,
+)
 from mpic_rag.report import Report
 from mpic_rag.sampling import Sampling
 from mpic_rag.store import Store
@@ -34,21 +45,21 @@ app = typer.Typer(
     "Start with `mpic-rag demo`; then `mpic-rag ask 'who keeps larkmouth?'`.",
 )
 
+app.add_typer(store_app, name="store")
+app.add_typer(bench_app, name="bench")
+
 ModelOption = Annotated[
     str, typer.Option("--model", help="Model folder, .gguf file or hub name; default: bundled.")
-]
-StoreOption = Annotated[
-    Path, typer.Option("--store", envvar="MPIC_RAG_STORE", help="Folder of compiled caches.")
 ]
 ModeOption = Annotated[
     str, typer.Option(help="Compile chunks in their `document`'s context, `isolated` or `bare`.")
 ]
-JsonOption = Annotated[
+OwnerOption = Annotated[
     str | None,
-    typer.Option("--json", metavar="[FILE]", help="Write JSON to FILE, or to standard output."),
+    typer.Option(help="Whose private library to use; default: the shared one alone."),
 ]
+Int8Option = Annotated[bool, typer.Option("--int8", help="Store 8 bits a number: half the bytes.")]
 _INTERRUPTED = 130  # the status that Typer makes of Ctrl-C
-DEFAULT_STORE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mpic_rag"
 
 
 @app.command()
@@ -89,6 +100,9 @@ def ask(
     ] = None,
     model: ModelOption = str(BUNDLED),
     store: StoreOption = DEFAULT_STORE,
+    remote: RemoteOption = None,
+    owner: OwnerOption = None,
+    int8: Int8Option = False,
     mode: ModeOption = "document",
     selector: Annotated[
         str, typer.Option(help="Who is recomputed: full, encoder, none, first_k:K or epic:K.")
@@ -104,7 +118,13 @@ def ask(
     pictures = [Picture.load(path) for path in picture or []]
     if not question.strip():
         raise ValueError("the question is empty")
-    engine = Engine(Model.load(model), Store(store), mode=cast(Mode, mode), selector=selector)
+    engine = Engine(
+        Model.load(model),
+        Store(store, remote=remote, int8=int8),
+        mode=cast(Mode, mode),
+        selector=selector,
+        owner=owner,
+    )
     chunks = [chunk for document in documents for chunk in document.chunks]
     _warn_of_unknown_text(engine.model, [question, *_texts(chunks)], model)
     if selector != "full":
@@ -132,14 +152,21 @@ def compile_(
     folders: Annotated[list[Path], typer.Argument(help="Folders or files to compile.")],
     model: ModelOption = str(BUNDLED),
     store: StoreOption = DEFAULT_STORE,
+    remote: RemoteOption = None,
+    owner: OwnerOption = None,
+    int8: Int8Option = False,
     mode: ModeOption = "document",
 ) -> None:
     """Compile documents ahead of questions; what is compiled already is skipped."""
     documents = [d for path in folders for d in _read(path)]
-    engine = Engine(Model.load(model), Store(store), mode=cast(Mode, mode))
+    kept = Store(store, remote=remote, int8=int8)
+    engine = Engine(Model.load(model), kept, mode=cast(Mode, mode), owner=owner)
     _warn_of_unknown_text(engine.model, _texts(c for d in documents for c in d.chunks), model)
     new = _compile(engine, documents, "Compiling")
     total = sum(len(d.chunks) for d in documents)
+    kept.close()
+    if kept.faults.counts:
+        log.print(f"faults: {dict(kept.faults.counts)}")
     console.print(f"{new} of {total} chunks compiled, {total - new} were there; store: {store}")
 
 

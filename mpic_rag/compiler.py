@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -14,9 +15,9 @@ from mpic_rag.documents import Chunk, Document
 from mpic_rag.linker import Piece, link, place, prefill
 from mpic_rag.model import Model
 from mpic_rag.segment import ChunkKV, Segment
-from mpic_rag.store import Store
+from mpic_rag.store import Library
 
-FORMAT = 1
+FORMAT = 2
 Mode = Literal["document", "isolated", "bare"]
 
 
@@ -32,7 +33,7 @@ class Compiler:
         model: Model,
         mode: Mode = "document",
         warmup: Sequence[Chunk] = (),
-        library: str = "dynamic",
+        int8: bool = False,
     ) -> None:
         if mode not in get_args(Mode):
             raise ValueError(f"there is no mode {mode!r}; choose from {', '.join(get_args(Mode))}")
@@ -44,32 +45,67 @@ class Compiler:
         self._identity = {
             "format": FORMAT,
             "model": model.fingerprint,
-            "library": library,
+            "storage": "int8" if int8 else "model",
             "prefix": self.prefix,
             "warmup": [chunk.digest for chunk in self.warmup],
         }
         self._start: tuple[LinkedCache, int] | None = None
 
-    def key(self, chunk: Chunk, mode: Mode | None = None) -> str:
+    def mode_in(self, library: Library) -> Mode:
+        """How chunks are compiled for a library, which may insist on isolation."""
+        isolated = self.mode == "document" and library.policy.isolated_only
+        return "isolated" if isolated else self.mode
+
+    def key(self, chunk: Chunk, library: Library, mode: Mode | None = None) -> str:
         """The content key of a chunk: all that its KV depends on, and nothing else."""
-        context = chunk.context if (mode or self.mode) == "document" else ""
-        content = {**self._identity, "context": context, "chunk": chunk.digest}
+        context = chunk.context if (mode or self.mode_in(library)) == "document" else ""
+        content = {
+            **self._identity,
+            "library": library.name,
+            "context": context,
+            "chunk": chunk.digest,
+        }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    def put_document(self, document: Document, store: Store) -> int:
-        """Compile what the store lacks of a document; returns how many chunks that was."""
-        missing = [c for c in document.chunks if not store.contains(self.key(c))]
+    def put_document(self, document: Document, library: Library) -> int:
+        """Compile what a library lacks of a document; returns how many chunks that was."""
+        missing = [c for c in document.chunks if not library.contains(self.key(c, library))]
         if not missing:
             return 0
-        if self.mode == "document":
+        since, began = library.mark(), time.perf_counter()
+        if self.mode_in(library) == "document":
             # Only what stands before the last missing chunk is needed to compile it.
             needed = document.chunks[: document.chunks.index(missing[-1]) + 1]
             compiled = dict(zip(needed, self.compile(needed), strict=True))
         else:
             compiled = {chunk: self.compile([chunk])[0] for chunk in missing}
+        tokens = sum(len(kv.segment) for kv in compiled.values())
+        library.store.costs.measure_prefill(self.cost_name, tokens, time.perf_counter() - began)
         for chunk in missing:
-            put(store, self.key(chunk), compiled[chunk])
+            self.put(chunk, library, compiled[chunk], since)
         return len(missing)
+
+    def put(
+        self,
+        chunk: Chunk,
+        library: Library,
+        kv: ChunkKV,
+        since: int,
+        mode: Mode | None = None,
+    ) -> None:
+        """Store a compiled chunk, unless it was deleted after the mark `since`."""
+        facts = {
+            "model": self.model.fingerprint,
+            "mode": mode or self.mode_in(library),
+            "prefix": hashlib.sha256(repr(self.prefix).encode()).hexdigest(),
+            "source": chunk.source,
+        }
+        library.put(self.key(chunk, library, mode), kv, chunk.document, facts, since)
+
+    @property
+    def cost_name(self) -> str:
+        """What measured prefill rates are filed under."""
+        return f"{self.model.fingerprint}@{self.model.device.type}"
 
     @torch.inference_mode()
     def compile(self, chunks: Sequence[Chunk]) -> list[ChunkKV]:
@@ -118,29 +154,3 @@ def compute(model: Model, segments: Sequence[Segment]) -> tuple[LinkedCache, int
         link(model, cache, pieces)
         prefill(model, cache, pieces, [torch.ones(len(s)).bool() for s in segments])
     return cache, position
-
-
-def put(store: Store, key: str, kv: ChunkKV) -> None:
-    """Write a chunk KV, layer-major, under its content key."""
-    segment = kv.segment
-    store.put(
-        key,
-        {
-            "ids": segment.ids,
-            "positions": segment.positions,
-            "images": segment.images,
-            "features": segment.features,
-            "keys": kv.keys,
-            "values": kv.values,
-        },
-    )
-
-
-def get(store: Store, key: str, names: Sequence[str]) -> tuple[Segment, ChunkKV | None, int]:
-    """Read a segment, its KV if that is among the names, and count the bytes read."""
-    tensors, size = store.get(key, names)
-    features = tensors.get("features", torch.empty(0, 0))
-    segment = Segment(tensors["ids"], tensors["positions"], tensors["images"], features)
-    if "keys" not in tensors:
-        return segment, None, size
-    return segment, ChunkKV(segment, tensors["keys"], tensors["values"]), size

@@ -12,7 +12,9 @@ from mpic_rag.cache import LinkedCache
 from mpic_rag.compiler import compute
 from mpic_rag.documents import Chunk, Part
 from mpic_rag.linker import Piece, link, place, prefill
-from mpic_rag.report import ChunkReport, Report, Stopwatch
+from mpic_rag.loading import LoadError
+from mpic_rag.report import Report, Stopwatch
+from mpic_rag.retrieval import Retrieval
 from mpic_rag.sampling import Sampler, Sampling
 from mpic_rag.selection import Selector
 from mpic_rag.tokens import Detokenizer
@@ -81,10 +83,10 @@ class Conversation:
         self._busy = True
         engine, model = self.engine, self.engine.model
         watch = Stopwatch(stream.report, model.device)
-        missed: list[Chunk] = []
+        retrieval = Retrieval(engine, stream.chunks, stream.rule)
         try:
             with model.lock, torch.inference_mode():
-                hidden, missed = self._prefill(stream, watch)
+                hidden = self._prefill(stream, watch, retrieval)
             sampler = Sampler(stream.sampling)
             detokenizer = Detokenizer(model.codec)
             self.answer = []
@@ -105,17 +107,40 @@ class Conversation:
                 yield text
         finally:
             self._busy = False
-            engine.compile_later(missed)
+            retrieval.settle()
 
-    def _prefill(self, stream: Stream, watch: Stopwatch) -> tuple[torch.Tensor, list[Chunk]]:
+    def _prefill(self, stream: Stream, watch: Stopwatch, retrieval: Retrieval) -> torch.Tensor:
         """Look up, link, select and prefill one turn; returns the last hidden state."""
-        model, report, rule = self.engine.model, stream.report, stream.rule
+        model, rule = self.engine.model, stream.rule
         start, position, opening = self._opening(rule)
-        chunks, fates = self._chunks(stream, watch)
+        with watch.stage("lookup"):
+            retrieval.find()
+        with watch.stage("load"):
+            retrieval.load()
         with watch.stage("render"):
             question = model.segments([stream.question], end="")[0]
             before, after = (model.text_segment(ids) for ids in (opening, self.template.suffix))
-        pieces = [Piece(before), *chunks, Piece(question), Piece(after)]
+        while True:
+            with watch.stage("render"):
+                retrieval.render()
+            chunks = [piece for piece in retrieval.pieces if piece]
+            pieces = [Piece(before), *chunks, Piece(question), Piece(after)]
+            try:
+                return self._pass(stream, watch, retrieval, start, position, pieces)
+            except LoadError as error:  # costs the time so far, never the answer
+                retrieval.lose(error)
+
+    def _pass(
+        self,
+        stream: Stream,
+        watch: Stopwatch,
+        retrieval: Retrieval,
+        start: LinkedCache,
+        position: int,
+        pieces: list[Piece],
+    ) -> torch.Tensor:
+        """Link the pieces behind `start` and compute what must be computed."""
+        model, report, rule = self.engine.model, stream.report, stream.rule
         base = start.length
         total = base + sum(len(piece.segment) for piece in pieces)
         if total + stream.max_tokens > model.max_tokens:
@@ -132,7 +157,9 @@ class Conversation:
                 link(model, cache, pieces)
             with watch.stage("select"):
                 rows = [
-                    rule.rows(piece.segment) if piece.kv else torch.ones(len(piece.segment)).bool()
+                    rule.rows(piece.segment)
+                    if piece.reused
+                    else torch.ones(len(piece.segment)).bool()
                     for piece in pieces
                 ]
             with watch.stage("prefill"):
@@ -140,15 +167,15 @@ class Conversation:
         except BaseException:
             cache.truncate(base)
             raise
-        report.chunks = [
-            ChunkReport(chunk.source, len(row), int(row.sum()), *fate)
-            for chunk, row, fate in zip(stream.chunks, rows[1:], fates, strict=False)
-        ]
+        retrieval.describe(report, [int(row.sum()) for row in rows[1:-2]])
         report.cached_tokens = base
         report.fresh_tokens = total - base - report.chunk_tokens
+        if not retrieval.loadings:
+            computed = sum(int(row.sum()) for row in rows)
+            seconds = report.seconds["prefill"] + report.seconds["render"]
+            self.engine.store.costs.measure_prefill(self.engine.identity, computed, seconds)
         self.cache, self.position, self._unseen = cache, position, []
-        missed = [c for c, (_, miss) in zip(stream.chunks, fates, strict=True) if miss]
-        return hidden, missed if rule.reads else []
+        return hidden
 
     def _opening(self, rule: Selector) -> tuple[LinkedCache, int, Sequence[int]]:
         """What the turn stands on: a cache, the position behind it, the tokens that come first."""
@@ -157,28 +184,6 @@ class Conversation:
         if rule.reuses:
             return *self.engine.start(self.system), ()
         return *compute(self.engine.model, []), self.template.prefix
-
-    def _chunks(
-        self, stream: Stream, watch: Stopwatch
-    ) -> tuple[list[Piece], list[tuple[str, str]]]:
-        """A piece for each chunk, and the entry that it hit, or why it missed."""
-        engine, rule, report = self.engine, stream.rule, stream.report
-        pieces: list[Piece | None] = []
-        fates: list[tuple[str, str]] = []
-        for chunk in stream.chunks:
-            piece, word, size = None, "not asked for", 0
-            if rule.reads:
-                with watch.stage("lookup"):
-                    keys = engine.keys(chunk)
-                with watch.stage("load"):
-                    piece, word, size = engine.load(keys, rule.reads)
-            report.bytes_read += size
-            pieces.append(piece)
-            fates.append((word, "") if piece else ("", word))
-        with watch.stage("render"):
-            missing = [c.parts for c, p in zip(stream.chunks, pieces, strict=True) if p is None]
-            segments = iter(engine.model.segments(missing))
-        return [piece or Piece(next(segments)) for piece in pieces], fates
 
     def _step(self) -> torch.Tensor:
         """Run the newest token through the model; returns its hidden state [1, hidden]."""

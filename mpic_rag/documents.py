@@ -78,12 +78,14 @@ class Chunk:
     """A retrievable piece: texts and pictures in reading order.
 
     `context` digests what its document says before it ("" for a first or lone chunk): it is part
-    of the key of a KV that was compiled in that context. `source` names the chunk to people.
+    of the key of a KV that was compiled in that context. `source` names the chunk to people,
+    `document` is what its entries are deleted with.
     """
 
     parts: tuple[Part, ...]
     source: str = "chunk"
     context: str = ""
+    document: str = ""
 
     def __post_init__(self) -> None:
         if not any(isinstance(part, Picture) or part.strip() for part in self.parts):
@@ -131,7 +133,7 @@ class Document:
         made: list[Chunk] = []
         context = ""
         for index, parts in enumerate(chunks):
-            chunk = Chunk(tuple(parts), f"{name}#{index}", context)
+            chunk = Chunk(tuple(parts), f"{name}#{index}", context, name)
             context = _after(chunk)
             made.append(chunk)
         return cls(name, tuple(made))

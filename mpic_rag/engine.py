@@ -5,20 +5,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
 from typing import Any
 
 from mpic_rag.cache import LinkedCache
-from mpic_rag.compiler import Compiler, Mode, compute, get, put
+from mpic_rag.compiler import Compiler, Mode, compute
 from mpic_rag.conversation import Answer, Conversation
 from mpic_rag.documents import Chunk, Document, Part
-from mpic_rag.linker import Piece
 from mpic_rag.model import Model
 from mpic_rag.selection import Selector
-from mpic_rag.store import Store, StoreError
+from mpic_rag.store import Candidate, Entry, Found, Held, Library, Store, Stored, StoreError
 
 
 class Engine:
-    """Answers from precompiled chunks; one engine serves any number of conversations."""
+    """Answers from precompiled chunks; one engine serves any number of conversations.
+
+    With an `owner` it compiles into that owner's static library and looks there first; without
+    one it knows the dynamic library only.
+    """
 
     def __init__(
         self,
@@ -28,12 +32,14 @@ class Engine:
         mode: Mode = "document",
         selector: str = "none",
         warmup: Sequence[Chunk] = (),
+        owner: str | None = None,
     ) -> None:
         self.model = model
         self.store = store
+        self.libraries = [*([store.static(owner)] if owner else []), store.dynamic]
         self.selector = selector
         Selector.parse(selector)
-        self.compiler = Compiler(model, mode, warmup)
+        self.compiler = Compiler(model, mode, warmup, store.int8)
         self._prefixes: dict[str | None, tuple[LinkedCache, int]] = {}
         self._background = ThreadPoolExecutor(1, "compile")
         self._pending: dict[str, Future[None]] = {}
@@ -46,10 +52,11 @@ class Engine:
         total = 0
         for document in documents:
             with self.model.lock:
-                new = self.compiler.put_document(document, self.store)
+                new = self.compiler.put_document(document, self.libraries[0])
             total += new
             if progress:
                 progress(document, new)
+        self.store.costs.save()
         return total
 
     def conversation(self, system: str | None = None) -> Conversation:
@@ -68,33 +75,28 @@ class Engine:
             pending, self._pending = self._pending, {}
         for future in pending.values():
             future.result()
+        self.store.drain()
 
-    def keys(self, chunk: Chunk) -> list[tuple[Mode, str]]:
-        """The entries that may serve a chunk, best first: its document's, then an isolated one."""
-        modes: list[Mode] = [self.compiler.mode]
-        if self.compiler.mode == "document" and chunk.context:
-            modes.append("isolated")
-        return [(mode, self.compiler.key(chunk, mode)) for mode in modes]
+    @property
+    def identity(self) -> str:
+        """The model and where it runs, as costs name it."""
+        return self.compiler.cost_name
 
-    def load(
-        self, keys: Sequence[tuple[Mode, str]], reads: Sequence[str]
-    ) -> tuple[Piece | None, str, int]:
-        """Read the first sound entry: its piece, its mode and its bytes, or None and the reason."""
-        reason = "not compiled"
-        for mode, key in keys:
-            try:
-                segment, kv, size = get(self.store, key, reads)
-            except KeyError:
-                continue
-            except StoreError as error:
-                reason = str(error)
-                self.store.delete(key)  # so that compiling again makes it anew
-                continue
-            except OSError as error:
-                reason = f"unreachable: {error.strerror}"
-                continue
-            return Piece(segment, kv), mode, size
-        return None, reason, 0
+    @property
+    def bytes_per_token(self) -> int:
+        """About what a stored token takes."""
+        numbers = 2 * self.model.layers * self.model.kv_heads * self.model.head_dim
+        return numbers * (1 if self.store.int8 else self.model.dtype.itemsize)
+
+    def candidates(self, chunk: Chunk) -> list[Candidate]:
+        """The entries that may serve a chunk, best first.
+
+        Its document's context before isolation; the owner's own library before the shared one.
+        """
+        own = [(self.compiler.mode_in(library), library) for library in self.libraries]
+        alone = [(mode, lib) for mode, lib in own if mode == "document" and chunk.context]
+        modes: list[tuple[Mode, Library]] = [*own, *(("isolated", library) for _, library in alone)]
+        return [Candidate(m, lib, self.compiler.key(chunk, lib, m)) for m, lib in modes]
 
     def start(self, system: str | None) -> tuple[LinkedCache, int]:
         """The prompt's opening, an exact prefix, computed once for each system prompt."""
@@ -109,17 +111,48 @@ class Engine:
 
     def compile_later(self, chunks: Sequence[Chunk]) -> None:
         """Compile chunks in isolation in the background: their documents aren't at hand."""
+        library = self.libraries[0]
+        mode: Mode = "bare" if self.compiler.mode == "bare" else "isolated"
+        since = library.mark()
 
-        def work(chunk: Chunk, key: str) -> None:
+        def work(chunk: Chunk) -> None:
             with self.model.lock:
                 kv = self.compiler.compile([chunk])[0]
-            put(self.store, key, kv)
+            try:
+                self.compiler.put(chunk, library, kv, since, mode)
+            except OSError as error:
+                library.fault(self.compiler.key(chunk, library, mode), error)
 
         with self._pending_lock:
             done = [k for k, f in self._pending.items() if f.done() and not f.exception()]
             for key in done:
                 del self._pending[key]
             for chunk in chunks:
-                key = self.compiler.key(chunk, "isolated")
+                key = self.compiler.key(chunk, library, mode)
                 if key not in self._pending:
-                    self._pending[key] = self._background.submit(work, chunk, key)
+                    self._pending[key] = self._background.submit(work, chunk)
+
+    def look_again(self, passed: Sequence[Found]) -> None:
+        """Read, in the background, one of the entries that seemed slow: they may be no longer."""
+        slow = [found for found in passed if not isinstance(found.entry, Held)]
+        if not slow:
+            return
+        found = slow[0]
+        library, key = found.candidate.library, found.candidate.key
+        since = library.mark()
+
+        def work() -> None:
+            entry = found.entry
+            try:
+                began = perf_counter()
+                if isinstance(entry, Stored):
+                    entry = library.disk.open(entry)
+                assert isinstance(entry, Entry)
+                kv = entry.kv(features=True)
+            except (StoreError, OSError) as error:
+                library.fault(key, error)
+                return
+            self.store.costs.measure_load(entry.tier, entry.bytes_read, perf_counter() - began)
+            library.keep(key, entry, kv, since)
+
+        self.store.later(work)

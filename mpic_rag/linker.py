@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,12 +15,21 @@ from mpic_rag.segment import ChunkKV, Segment
 
 @dataclass(frozen=True)
 class Piece:
-    """A segment of the prompt: its KV, if it is reused, and where it starts once placed."""
+    """A segment of the prompt: its KV, if it is reused, and where it starts once placed.
+
+    In place of `kv`, `layer` waits for one layer's keys and values, both [heads, tokens, dim].
+    """
 
     segment: Segment
     kv: ChunkKV | None = None
+    layer: Callable[[int], tuple[torch.Tensor, torch.Tensor]] | None = None
     slot: int = 0
     position: int = 0
+
+    @property
+    def reused(self) -> bool:
+        """Whether it has a KV."""
+        return self.kv is not None or self.layer is not None
 
     @property
     def slots(self) -> torch.Tensor:
@@ -44,16 +53,34 @@ def place(pieces: Sequence[Piece], slot: int, position: int) -> tuple[list[Piece
 
 
 def link(model: Model, cache: LinkedCache, pieces: Sequence[Piece]) -> None:
-    """Extend the cache by all pieces and fill in the reused ones, rotated to their positions."""
+    """Extend the cache by all pieces and fill in the reused ones, rotated to their positions.
+
+    Those still being loaded are filled in, layer by layer, by the next pass.
+    """
     cache.extend(sum(len(piece.segment) for piece in pieces))
-    reused = [(piece, piece.kv) for piece in pieces if piece.kv is not None]
-    if not reused:
-        return
-    slots = torch.cat([piece.slots for piece, _ in reused]).to(model.device)
-    cos, sin = model.rotary(torch.cat([piece.positions for piece, _ in reused], dim=1))
-    keys = torch.cat([kv.keys for _, kv in reused], dim=2).to(model.device)
-    values = torch.cat([kv.values for _, kv in reused], dim=2).to(model.device)
-    cache.write(slots, rerotate(keys, cos, sin), values)
+    ready = [(piece, piece.kv) for piece in pieces if piece.kv is not None]
+    if ready:
+        slots, cos, sin = _places(model, [piece for piece, _ in ready])
+        keys = torch.cat([kv.keys for _, kv in ready], dim=2).to(model.device)
+        values = torch.cat([kv.values for _, kv in ready], dim=2).to(model.device)
+        cache.write(slots, rerotate(keys, cos, sin), values)
+    coming = [(piece, piece.layer) for piece in pieces if piece.layer is not None]
+    if coming:
+        slots, cos, sin = _places(model, [piece for piece, _ in coming])
+
+        def read(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+            pairs = [layer(n) for _, layer in coming]
+            keys, values = (torch.cat(side, dim=1) for side in zip(*pairs, strict=True))
+            rotated = rerotate(keys.to(model.device)[None], cos, sin)[0]
+            return rotated, values.to(model.device)
+
+        cache.defer(slots, read)
+
+
+def _places(model: Model, pieces: Sequence[Piece]) -> tuple[torch.Tensor, ...]:
+    """Slots [tokens] of all pieces, and cosines and sines [tokens, dim] of their positions."""
+    slots = torch.cat([piece.slots for piece in pieces]).to(model.device)
+    return slots, *model.rotary(torch.cat([piece.positions for piece in pieces], dim=1))
 
 
 def causal_mask(slots: torch.Tensor, total: int, dtype: torch.dtype) -> torch.Tensor | None:

@@ -8,12 +8,28 @@ import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import transformers
+import typer
 from rich.console import Console
 
+DEFAULT_STORE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mpic_rag"
+StoreOption = Annotated[
+    Path, typer.Option("--store", envvar="MPIC_RAG_STORE", help="Folder of compiled caches.")
+]
+RemoteOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="MPIC_RAG_REMOTE",
+        help="URL of remote storage beside it, such as s3://bucket/folder (extra `s3`).",
+    ),
+]
+JsonOption = Annotated[
+    str | None,
+    typer.Option("--json", metavar="[FILE]", help="Write JSON to FILE, or to standard output."),
+]
 console = Console()
 log = Console(stderr=True)
 

@@ -14,13 +14,17 @@ STAGES = ("lookup", "load", "render", "link", "select", "prefill")
 
 @dataclass(frozen=True)
 class ChunkReport:
-    """One retrieved chunk: `hit` names the entry that served it, or `miss` says why none did."""
+    """One retrieved chunk: `hit` names the entry that served it, or `miss` says why none did.
+
+    `tier` is where the entry lay: memory, disk or remote.
+    """
 
     source: str
     tokens: int
     recomputed: int
     hit: str = ""
     miss: str = ""
+    tier: str = ""
 
 
 @dataclass

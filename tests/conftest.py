@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import picture, tiny
 
-from mpic_rag import Chunk, Document, Engine, Store
+from mpic_rag import Document, Engine, Store
 from mpic_rag.cache import LinkedCache
 
 FAMILIES = ("llama", "llava", "qwen2_5_vl")
@@ -42,7 +42,12 @@ def poisoned_caches(monkeypatch):
 
 @pytest.fixture
 def make_engine(tmp_path):
-    return lambda model, **kwargs: Engine(model, Store(tmp_path / "store"), **kwargs)
+    """Engines on one folder, which load whatever is stored, whichever way is quicker."""
+
+    def make(model, store={}, **kwargs):  # noqa: B006
+        return Engine(model, Store(tmp_path / "store", adaptive=False, **store), **kwargs)
+
+    return make
 
 
 @pytest.fixture
@@ -58,8 +63,3 @@ def shelf(model):
         Document.of("lone", [["a lone text, 1904."]]),
         Document.of("twin", [[small], [large]]),
     ]
-
-
-@pytest.fixture
-def chunk_of():
-    return Chunk.of

@@ -5,6 +5,7 @@ import threading
 import oracles
 import pytest
 import torch
+from helpers import key, value_file
 from oracles import Reused
 from test_exactness import TOLERANCE, compiled_behind, run
 from tiny import picture
@@ -105,7 +106,7 @@ def test_threads_share_an_engine_while_it_compiles(engine, page):
         thread.join()
     assert found == [expected] * 3
     again = engine.ask("?", [others[4].chunks[1]], max_tokens=4)
-    engine.store.delete(engine.compiler.key(others[4].chunks[1]))
+    engine.store.dynamic.delete([key(engine, others[4].chunks[1])])
     engine.compile(others)
     assert engine.ask("?", [others[4].chunks[1]], max_tokens=4).ids == again.ids
 
@@ -169,10 +170,10 @@ def test_keys_cover_what_the_kv_depends_on(text_model, make_engine, page):
         make_engine(text_model, warmup=[Chunk.of("warm")]),
         make_engine(text_model, mode="isolated", warmup=[Chunk.of("warm")]),
     ]
-    keys = [e.compiler.key(chunk) for e in engines]
+    keys = [key(e, chunk) for e in engines]
     assert len(set(keys)) == len(keys)
     first = page.chunks[0]
-    assert engines[0].compiler.key(first) == engines[1].compiler.key(first)
+    assert key(engines[0], first) == key(engines[1], first)
 
 
 def test_fingerprint_follows_the_weights(text_model):
@@ -190,7 +191,7 @@ def test_fingerprint_follows_the_weights(text_model):
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "delete"])
 def test_damaged_entries_are_computed_and_replaced(engine, page, damage, monkeypatch):
     chunk = page.chunks[1]
-    path = engine.store.path(engine.compiler.key(chunk))
+    path = value_file(engine.store.dynamic, key(engine, chunk))
     data = bytearray(path.read_bytes())
     if damage == "cut":
         path.write_bytes(data[: len(data) // 2])
@@ -216,7 +217,7 @@ def test_damaged_entries_are_computed_and_replaced(engine, page, damage, monkeyp
 def test_compiling_resumes_where_it_stopped(engine, page):
     longer = Document.of("amber", [c.parts for c in page.chunks] + [("one more",)])
     assert engine.compile([longer]) == 1
-    engine.store.delete(engine.compiler.key(longer.chunks[1]))
+    engine.store.dynamic.delete([key(engine, longer.chunks[1])])
     assert engine.compile([longer]) == 1
     assert engine.compile([longer]) == 0
 
@@ -297,7 +298,7 @@ def test_an_interrupted_step_leaves_the_conversation_usable(engine, page, monkey
 
 
 def test_background_work_is_done_once_and_its_errors_are_kept(engine, page, monkeypatch):
-    engine.store.delete(engine.compiler.key(page.chunks[1]))
+    engine.store.dynamic.delete([key(engine, page.chunks[1])])
     compiled = []
     compile_ = engine.compiler.compile
     monkeypatch.setattr(

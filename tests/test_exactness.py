@@ -3,8 +3,10 @@
 import oracles
 import pytest
 import torch
+from helpers import key
 from oracles import Reused
 
+from mpic_rag import Chunk
 from mpic_rag.selection import Selector
 
 TOLERANCE = 1e-4
@@ -102,8 +104,8 @@ def chosen(own, selector):
 
 
 @pytest.mark.parametrize("mode", ["document", "isolated"])
-def test_warm_up_context(model, shelf, make_engine, monkeypatch, mode, chunk_of):
-    warmup = [chunk_of("Some passage that is in no prompt."), chunk_of("And another.")]
+def test_warm_up_context(model, shelf, make_engine, monkeypatch, mode):
+    warmup = [Chunk.of("Some passage that is in no prompt."), Chunk.of("And another.")]
     engine = make_engine(model, mode=mode, warmup=warmup)
     engine.compile(shelf)
     answer, logits = run(engine, QUESTION, [shelf[1].chunks[1]], "none", monkeypatch)
@@ -125,7 +127,7 @@ def test_missing_chunk_is_computed_in_place(model, shelf, make_engine, monkeypat
     engine.compile(shelf)
     order = [(1, 1), (0, 2), (2, 0)]
     chunks = [shelf[d].chunks[c] for d, c in order]
-    assert engine.store.delete(engine.compiler.key(chunks[1]))
+    assert engine.store.dynamic.delete([key(engine, chunks[1])])
     answer, logits = run(engine, QUESTION, chunks, "none", monkeypatch)
     prompt = [oracles.plain(model.codec.template().prefix)]
     for n, (d, c) in enumerate(order):

@@ -1,0 +1,1 @@
+"""Measurements that anyone can repeat, as `mpic-rag bench`."""

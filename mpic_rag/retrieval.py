@@ -1,0 +1,182 @@
+"""The chunks of one request: which entry serves each, what is loaded and what is computed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mpic_rag.documents import Chunk
+from mpic_rag.linker import Piece
+from mpic_rag.loading import SMALL, LoadError, Loading, measure, start
+from mpic_rag.report import ChunkReport, Report
+from mpic_rag.selection import Selector
+from mpic_rag.store import Candidate, Entry, Found, Held, Stored, StoreError
+from mpic_rag.store.remote import RemoteError
+
+if TYPE_CHECKING:
+    from mpic_rag.engine import Engine
+
+PATIENCE = 4.0  # times the expected seconds, until a remote load is given up
+CHEAPER = "quicker to compute"
+
+
+class Retrieval:
+    """Call `find`, `load`, `render`, then `pieces` are complete; `settle` when all is done."""
+
+    def __init__(self, engine: Engine, chunks: Sequence[Chunk], rule: Selector) -> None:
+        self.engine, self.store = engine, engine.store
+        self.chunks, self.rule = chunks, rule
+        self.found: list[Found | None] = [None] * len(chunks)
+        self.misses = ["not compiled" if rule.reads else "not asked for"] * len(chunks)
+        self.pieces: list[Piece | None] = [None] * len(chunks)
+        self.loadings: list[Loading] = []
+        self.bytes_read = 0
+        self._marks: dict[str, int] = {}
+
+    def find(self) -> None:
+        """Look every chunk up."""
+        if not self.rule.reads or not self.chunks:
+            return
+        candidates = [self.engine.candidates(chunk) for chunk in self.chunks]
+        for library in {c.library for some in candidates for c in some}:
+            self._marks[library.name] = library.mark()
+        self.found = self.store.find(candidates)
+        for i, found in enumerate(self.found):
+            if found is None:
+                known = [self.store.faults.latest.get(c.key) for c in candidates[i]]
+                self.misses[i] = next((reason for reason in known if reason), "not compiled")
+
+    def load(self) -> None:
+        """Read small entries, begin to read large ones, pass over what is quicker to compute."""
+        costs, reuses = self.store.costs, self.rule.reuses
+        hits = [(i, found) for i, found in enumerate(self.found) if found]
+        passed: set[int] = set()
+        if reuses and self.store.adaptive:
+            per_token = self.engine.bytes_per_token
+            sizes = [(f.tier, f.size, f.size // per_token) for _, f in hits]
+            passed = {hits[n][0] for n in costs.to_compute(self.engine.identity, sizes)}
+        began = time.perf_counter()
+        for i, found in hits:
+            if i in passed:
+                self.misses[i] = CHEAPER
+                continue
+            try:
+                self.pieces[i] = self._piece(found)
+            except (StoreError, OSError) as error:
+                self._fail(i, error)
+                continue
+        read = self.bytes_read - sum(loading.entry.bytes_read for loading in self.loadings)
+        if read > SMALL:
+            costs.measure_load("disk", read, time.perf_counter() - began)
+        start(self.loadings)
+
+    def _piece(self, found: Found) -> Piece:
+        features = "features" in self.rule.reads
+        entry, candidate = found.entry, found.candidate
+        if isinstance(entry, Held):
+            return Piece(entry.kv.segment, entry.kv if self.rule.reuses else None)
+        if isinstance(entry, Stored):
+            entry = candidate.library.disk.open(entry)
+        try:
+            if not self.rule.reuses:
+                return Piece(entry.segment(features))
+            since = self._marks[candidate.library.name]
+            if entry.size <= SMALL:
+                # Memory wants the features too: the next request may need them.
+                kv = entry.kv(features=True)
+                candidate.library.keep(candidate.key, entry, kv, since)
+                return Piece(kv.segment, kv)
+            segment = entry.segment(features=True)
+        finally:
+            self.bytes_read += entry.bytes_read
+        loading = Loading(found, entry, segment, self._deadline(entry), since)
+        self.loadings.append(loading)
+        return Piece(loading.segment, layer=loading.layer)
+
+    def _deadline(self, entry: Entry) -> float:
+        """When to give a remote entry up; a disk that is slow is waited for, and measured."""
+        if entry.tier == "disk" or not self.store.remote:
+            return float("inf")
+        expected = self.store.costs.load_s(entry.tier, entry.kv_bytes * len(self.found))
+        return time.monotonic() + max(self.store.remote.timeout, PATIENCE * expected)
+
+    def render(self) -> None:
+        """Lay out the chunks that no entry serves, pictures through the vision tower."""
+        missing = [i for i, piece in enumerate(self.pieces) if piece is None]
+        segments = self.engine.model.segments([self.chunks[i].parts for i in missing])
+        for i, segment in zip(missing, segments, strict=True):
+            self.pieces[i] = Piece(segment)
+
+    def lose(self, error: LoadError) -> None:
+        """A load failed while the model ran: that chunk is computed instead, the others stay."""
+        index = next(
+            i for i, piece in enumerate(self.pieces) if piece and piece.layer == error.loading.layer
+        )
+        error.loading.abandon()
+        self.loadings.remove(error.loading)
+        self.pieces[index] = None
+        self._fail(index, error.error)
+
+    def _fail(self, index: int, error: Exception) -> None:
+        found = self.found[index]
+        assert found is not None
+        known = error if isinstance(error, StoreError | OSError) else StoreError(repr(error))
+        found.candidate.library.fault(found.candidate.key, known)
+        if self.store.remote and isinstance(known, RemoteError):
+            self.store.remote.rest()
+        self.misses[index] = str(known)
+        self.found[index] = None
+
+    def describe(self, report: Report, recomputed: Sequence[int]) -> None:
+        """Fill in the report's part about chunks."""
+        report.bytes_read = self.bytes_read
+        for chunk, piece, found, miss, count in zip(
+            self.chunks, self.pieces, self.found, self.misses, recomputed, strict=True
+        ):
+            assert piece is not None
+            served = found if found and miss != CHEAPER else None
+            report.chunks.append(
+                ChunkReport(
+                    chunk.source,
+                    len(piece.segment),
+                    count,
+                    served.candidate.mode if served else "",
+                    "" if served else miss,
+                    served.tier if served else "",
+                )
+            )
+
+    def settle(self) -> None:
+        """What need not be done before the answer: keep, count, compile what is missing."""
+        used: dict[str, list[Candidate]] = {}
+        for found in self.found:
+            if found:
+                used.setdefault(found.candidate.library.name, []).append(found.candidate)
+        for candidates in used.values():
+            candidates[0].library.touch([c.key for c in candidates])
+        if self.loadings:
+            measure(self.store.costs, self.loadings)
+        for loading in self.loadings:
+            self.store.later(partial(_keep, loading))
+        if self.rule.reads:
+            missing = [
+                chunk
+                for chunk, found, miss in zip(self.chunks, self.found, self.misses, strict=True)
+                if found is None and miss != CHEAPER
+            ]
+            self.engine.compile_later(missing)
+        self.engine.look_again(
+            [f for f, miss in zip(self.found, self.misses, strict=True) if f and miss == CHEAPER]
+        )
+
+
+def _keep(loading: Loading) -> None:
+    candidate = loading.found.candidate
+    try:
+        candidate.library.keep(candidate.key, loading.entry, loading.finish(), loading.since)
+    except LoadError as error:
+        known = error.error
+        if isinstance(known, StoreError | OSError):
+            candidate.library.fault(candidate.key, known)

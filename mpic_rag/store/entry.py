@@ -1,0 +1,213 @@
+"""One chunk KV as bytes: safetensors' layout, one contiguous range a layer, every bit checked.
+
+    u64 header length | JSON header | segment | layer.0 | layer.1 | ... | features
+
+Each part is an opaque U8 tensor with an xxh3-128 checksum; the header holds a checksum of itself.
+A layer is its keys, then its values, [heads, tokens, dim], as `quantise` says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import xxhash
+
+from mpic_rag.segment import ChunkKV, Segment
+from mpic_rag.store import quantise
+
+FORMAT = 2
+HEADER_LIMIT = 1 << 20
+AHEAD = 1 << 16  # read at once when an entry is opened
+KEY = re.compile(r"[0-9a-f]{64}")
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_SEAL = re.compile(rb'"header": ?"([0-9a-f]{32})"')
+_BLANK = b'"header": "%s"' % (b"0" * 32)
+
+Read = Callable[[int, int], torch.Tensor]
+
+
+class StoreError(Exception):
+    """An entry is there but can't be trusted; the message says why."""
+
+
+class Part(NamedTuple):
+    """Where a part lies in the file, and the checksum of its bytes."""
+
+    start: int
+    end: int
+    checksum: str
+
+
+def checksum(data: torch.Tensor) -> str:
+    """xxh3-128 of bytes [n]."""
+    return xxhash.xxh3_128_hexdigest(data.numpy().data)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def encode(
+    key: str, kv: ChunkKV, facts: Mapping[str, str], int8: bool = False
+) -> tuple[bytes, dict[str, Any]]:
+    """Serialise an entry; returns its bytes and the facts in its header."""
+    segment = kv.segment
+    layers, heads, tokens, dim = kv.keys.shape
+    layout = [segment.ids, *segment.positions, segment.images]
+    parts = {"segment": _bytes(torch.stack([row.to(torch.int32) for row in layout]))}
+    codec = quantise.INT8 if int8 else quantise.PLAIN
+    for n in range(layers):
+        parts[f"layer.{n}"] = codec.encode(kv.keys[n].cpu(), kv.values[n].cpu())
+    parts["features"] = _bytes(segment.features)
+    header: dict[str, Any] = {}
+    start = 0
+    for name, data in parts.items():
+        end = start + len(data)
+        header[name] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [start, end]}
+        start = end
+    about: dict[str, Any] = {
+        **facts,
+        "format": FORMAT,
+        "key": key,
+        "storage": "int8" if int8 else "model",
+        "dtype": _NAMES[kv.keys.dtype],
+        "shape": [layers, heads, tokens, dim],
+        "axes": len(segment.positions),
+        "features": list(segment.features.shape),
+        "key_norm": _norms(kv.keys),
+        "value_norm": _norms(kv.values),
+        "checksums": {name: checksum(data) for name, data in parts.items()},
+    }
+    header["__metadata__"] = {"mpic_rag": json.dumps(about), "header": "0" * 32}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    seal = xxhash.xxh3_128_hexdigest(text).encode()
+    text = text.replace(_BLANK, b'"header": "%s"' % seal)
+    body = b"".join(data.numpy().tobytes() for data in parts.values())
+    return len(text).to_bytes(8, "little") + text + body, about
+
+
+def _norms(states: torch.Tensor) -> list[float]:
+    """Mean length of a layer's states: a cheap look at what an entry holds."""
+    return [round(x, 4) for x in states.float().norm(dim=-1).mean(dim=(1, 2)).tolist()]
+
+
+class Entry:
+    """An entry opened for reading: facts now, layers when they are asked for.
+
+    `read(start, end)` gives those bytes of the file [end - start]. Every method raises
+    `StoreError` where the bytes are not what was written, and `OSError` as `read` does.
+    """
+
+    def __init__(self, key: str | None, read: Read, tier: str) -> None:
+        """Open for a key, or whatever key it has."""
+        self.tier = tier
+        self._read = read
+        self._got: dict[str, torch.Tensor] = {}  # of a remote entry, to keep it on this disk
+        head = read(0, AHEAD)
+        length = int.from_bytes(head[:8].numpy().tobytes(), "little")
+        if len(head) < 8 or length > HEADER_LIMIT:
+            raise StoreError("not an entry")
+        if 8 + length > len(head):
+            head = read(0, 8 + length)
+        self._head, self._body = head, 8 + length
+        self.bytes_read = len(head)
+        try:
+            self._parse(key, head[8 : 8 + length].numpy().tobytes())
+        # What a damaged or hostile header makes the parser raise.
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+            raise StoreError(f"unreadable header: {error!r}") from error
+
+    def _parse(self, key: str | None, text: bytes) -> None:
+        seal = _SEAL.search(text)
+        if len(text) < self._body - 8:
+            raise StoreError("is cut short")
+        if seal is None or json.loads(text)["__metadata__"]["header"].encode() != seal[1]:
+            raise StoreError("not an entry of this program")
+        blank = text[: seal.start()] + _BLANK + text[seal.end() :]
+        if xxhash.xxh3_128_hexdigest(blank).encode() != seal[1]:
+            raise StoreError("its header does not match its checksum")
+        header = json.loads(text)
+        about = json.loads(header["__metadata__"]["mpic_rag"])
+        if about["format"] != FORMAT:
+            raise StoreError(f"format {about['format']}, this program reads {FORMAT}")
+        if key is not None and about["key"] != key:
+            raise StoreError("holds another key")
+        self.facts: dict[str, Any] = about
+        self._codec = quantise.INT8 if about["storage"] == "int8" else quantise.PLAIN
+        self.dtype = DTYPES[about["dtype"]]
+        self.layers, self.heads, self.tokens, self.dim = (int(n) for n in about["shape"])
+        self._parts = {}
+        for name, mark in about["checksums"].items():
+            start, end = header[name]["data_offsets"]
+            self._parts[name] = Part(self._body + start, self._body + end, mark)
+        self.size = max(part.end for part in self._parts.values())
+        if not KEY.fullmatch(about["key"]) or min(part.start for part in self._parts.values()) < 0:
+            raise StoreError("not an entry of this program")
+        size = self._codec.size(self.heads, self.tokens, self.dim, self.dtype)
+        for n in range(self.layers):
+            part = self._parts[f"layer.{n}"]
+            if part.end - part.start != size:
+                raise StoreError(f"layer {n} does not have the size that its header says")
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all layers."""
+        return sum(p.end - p.start for name, p in self._parts.items() if name[:6] == "layer.")
+
+    def _part(self, name: str) -> torch.Tensor:
+        part = self._parts[name]
+        data = self._head[part.start : part.end]
+        if part.end > len(self._head):
+            data = self._read(part.start, part.end)
+            self.bytes_read += len(data)
+        if len(data) != part.end - part.start:
+            raise StoreError("is cut short")
+        if checksum(data) != part.checksum:
+            raise StoreError(f"{name} does not match its checksum")
+        if self.tier == "remote":
+            self._got[name] = data
+        return data
+
+    def raw(self) -> bytes:
+        """The whole entry, parts that were fetched already not again."""
+        parts = [self._got.get(name, None) for name in self._parts]
+        parts = [self._part(n) if p is None else p for n, p in zip(self._parts, parts, strict=True)]
+        head = self._head[: self._body].numpy().tobytes()
+        return head + b"".join(part.numpy().tobytes() for part in parts if part is not None)
+
+    def segment(self, features: bool = False) -> Segment:
+        """The tokens; image features [rows, hidden] only where they are asked for."""
+        data = self._part("features") if features else torch.empty(0, dtype=torch.uint8)
+        try:
+            rows = self._part("segment").view(torch.int32).view(self.facts["axes"] + 2, -1)
+            shown = data.view(self.dtype).view(self.facts["features"] if features else (0, 0))
+        except (RuntimeError, TypeError, KeyError) as error:  # sizes that don't fit
+            raise StoreError(f"unreadable segment: {error!r}") from error
+        if rows.shape[1] != self.tokens or len(rows) < 3:
+            raise StoreError("its segment does not have the size that its header says")
+        return Segment(rows[0].long(), rows[1:-1].long(), rows[-1], shown)
+
+    def layer(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys before RoPE and values of one layer, both [heads, tokens, dim]."""
+        data = self._part(f"layer.{n}")
+        try:
+            return self._codec.decode(data, self.heads, self.tokens, self.dim, self.dtype)
+        except RuntimeError as error:  # a forged size or place
+            raise StoreError(f"unreadable layer {n}: {error}") from error
+
+    def kv(self, features: bool = False) -> ChunkKV:
+        """All layers at once, [layers, heads, tokens, dim]."""
+        pairs = [self.layer(n) for n in range(self.layers)]
+        keys, values = (torch.stack([pair[i] for pair in pairs]) for i in (0, 1))
+        return ChunkKV(self.segment(features), keys, values)
+
+    def verify(self) -> None:
+        """Read everything, to find damage."""
+        for name in self._parts:
+            self._part(name)

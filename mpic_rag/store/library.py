@@ -1,0 +1,300 @@
+"""A set of chunk KVs with one owner: memory over disk over remote, and what may be done with it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from mpic_rag.segment import ChunkKV
+from mpic_rag.store.deletions import Deletions, digest, is_document
+from mpic_rag.store.entry import KEY, Entry, StoreError, encode
+from mpic_rag.store.faults import cause
+from mpic_rag.store.local import Local, Row, Stored
+from mpic_rag.store.memory import Held
+from mpic_rag.store.remote import RemoteError
+
+if TYPE_CHECKING:
+    from mpic_rag.store import Store
+
+T = TypeVar("T")
+POLL = 60.0  # seconds until what other machines deleted is gone here, while the remote answers
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A library's rules: bytes on this disk, seconds an unused entry lives, how chunks compile."""
+
+    limit: int = 50_000_000_000
+    ttl_s: float | None = None
+    isolated_only: bool = False
+
+    @classmethod
+    def read(cls, path: Path) -> Policy:
+        """Read a policy; a damaged file must not turn into a laxer one."""
+        if not path.exists():
+            return cls()
+        try:
+            kept = json.loads(path.read_text())
+            return cls(**{field.name: kept[field.name] for field in fields(cls)})
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path} is damaged: set the library's rules again") from error
+
+
+class Library:
+    """Entries by content key; made by `Store.library`. Errors are counted in the store's faults."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.store, self.name = store, name
+        self.folder = store.root / name
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.policy = Policy.read(self.folder / "policy.json")
+        self.disk = Local(self.folder, self.policy.limit)
+        self.deletions = Deletions(self.folder / "deleted.log", self._forget)
+        self.mark()
+        self._polled = float("-inf")
+        self._poll_lock = threading.Lock()
+
+    def set_policy(self, policy: Policy) -> None:
+        """Change the rules, for every process that opens the library from now on."""
+        part = self.folder / "policy.part"
+        part.write_text(json.dumps(asdict(policy)))
+        part.replace(self.folder / "policy.json")
+        self.policy, self.disk.limit = policy, policy.limit
+
+    def mark(self) -> int:
+        """A point in time: what is deleted after it can't be stored by work begun before it."""
+        return self.deletions.sync()
+
+    def contains(self, key: str) -> bool:
+        """Whether memory or disk has an entry; only reading tells whether it is sound."""
+        return bool(self._quietly(lambda: self.disk.contains(_checked(key)), False))
+
+    def find(self, keys: Sequence[str]) -> dict[str, Held | Stored]:
+        """Which of these entries memory or disk has; nothing is read yet."""
+        for key in keys:
+            _checked(key)
+        here: dict[str, Held | Stored] = {}
+        for key in keys:
+            if held := self.store.memory.get((self.name, key)):
+                here[key] = held
+        rest = [key for key in keys if key not in here]
+        if rest:
+            nothing: dict[str, Stored] = {}
+            here |= self._quietly(lambda: self.disk.find(rest), nothing)
+        return here
+
+    def open(self, key: str) -> Held | Entry | None:
+        """Open an entry in memory or on disk; None where there is none that can be trusted."""
+        there = self.find([key]).get(key)
+        if not isinstance(there, Stored):
+            return there
+        try:
+            return self.disk.open(there)
+        except (StoreError, OSError) as error:
+            self.fault(key, error)
+            return None
+
+    def admit(self, key: str, opened: Callable[[], Entry]) -> Entry | None:
+        """Open an entry that was fetched, unless it is damaged or was deleted."""
+        try:
+            entry = opened()
+        except (StoreError, RemoteError) as error:
+            self.fault(key, error)
+            return None
+        return None if self.deletions.barred(key, entry.facts.get("document", "")) else entry
+
+    def fault(self, key: str, error: BaseException) -> None:
+        """Count a fault; an entry that is damaged on this disk is set aside."""
+        what = error.cause if isinstance(error, RemoteError) else cause(error)
+        self.store.faults.count(what, f"{self.name}/{key[:12]}: {error}", key)
+        self._forget([key])
+        if what == "damaged":
+            self._quietly(lambda: self.disk.set_aside(key), None)
+        elif what == "vanished":
+            self._quietly(lambda: self.disk.delete([key]), 0)
+
+    def put(
+        self,
+        key: str,
+        kv: ChunkKV,
+        document: str = "",
+        facts: Mapping[str, str] | None = None,
+        since: int | None = None,
+    ) -> bool:
+        """Store an entry in every tier; false if it was deleted after the mark `since`.
+
+        Raises `OSError` where the disk can't take it; the remote gets it in the background.
+        """
+        _checked(key)
+        since = self.mark() if since is None else since
+        tag = digest(document)
+        about = {**(facts or {}), "library": self.name, "document": tag, "name": document}
+        data, _ = encode(key, kv, about, self.store.int8)
+        return self.put_bytes(key, data, tag, since)
+
+    def put_bytes(self, key: str, data: bytes, tag: str, since: int) -> bool:
+        """Store an encoded entry, as `put` does."""
+
+        def allowed() -> bool:
+            self.mark()
+            if self.deletions.deleted(key, tag, since):
+                return False
+            if self.deletions.barred(key, tag):
+                self.deletions.note([key], "+", since)
+            return True
+
+        if not self.disk.put(key, data, tag, self.policy.ttl_s, allowed):
+            return False
+        self._forget([key])
+        if self.store.remote:
+            self.store.later(lambda: self._put_remote(key, data, tag, since))
+        return True
+
+    def _put_remote(self, key: str, data: bytes, tag: str, since: int) -> None:
+        remote = self.store.remote
+        if not remote or not remote.available:
+            return
+        try:
+            remote.put(self.name, key, data, tag)
+            self.mark()
+            if self.deletions.deleted(key, tag, since):
+                remote.delete(self.name, [key])
+        except RemoteError as error:
+            self.fault(key, error)
+
+    def keep(self, key: str, entry: Entry, kv: ChunkKV, since: int) -> None:
+        """Keep what was loaded in the tiers above: memory, and the disk if it came from afar."""
+        tag = entry.facts.get("document", "")
+        self.mark()
+        if self.deletions.deleted(key, tag, since):
+            return
+        self.store.memory.put((self.name, key), kv, tag)
+        if self.mark() and self.deletions.deleted(key, tag, since):
+            self._forget([key])
+        if entry.tier == "remote":
+            self.store.later(lambda: self._fill(key, entry, tag, since))
+
+    def _fill(self, key: str, entry: Entry, tag: str, since: int) -> None:
+        def allowed() -> bool:
+            self.mark()
+            return not self.deletions.deleted(key, tag, since)
+
+        try:
+            self.disk.put(key, entry.raw(), tag, self.policy.ttl_s, allowed)
+        except (OSError, StoreError) as error:
+            self.fault(key, error)
+
+    def fetch(self, key: str) -> bool:
+        """Bring an entry from the remote to this disk, in the background; false if it can't be."""
+        remote, since = self.store.remote, self.mark()
+        if not remote or not remote.available:
+            return False
+        ((opened, _),) = remote.open([(self.name, _checked(key))])
+        if isinstance(opened, RemoteError):
+            self.fault(key, opened)
+        entry = self.admit(key, opened) if callable(opened) else None
+        if entry:
+            self.store.later(lambda: self._fill(key, entry, entry.facts["document"], since))
+        return entry is not None
+
+    def delete(self, keys: Sequence[str]) -> int:
+        """Delete entries everywhere; returns how many this disk had.
+
+        Raises `RemoteError` where the remote can't be reached: then its copies stay, unserved by
+        this machine, until the same call succeeds.
+        """
+        for key in keys:
+            _checked(key)
+        self.deletions.note(keys)
+        count = self.disk.delete(keys)
+        if self.store.remote and keys:
+            self.store.remote.delete(self.name, keys)
+        return count
+
+    def delete_document(self, document: str) -> int:
+        """Delete all entries of a document everywhere; returns and raises as `delete` does."""
+        tag = digest(document)
+        if not tag:
+            raise ValueError("name the document to delete")
+        self.deletions.note([tag])
+        count = self.disk.delete_document(tag)
+        if self.store.remote:
+            keys = self.store.remote.keys(self.name, tag)
+            self.store.remote.delete(self.name, keys, tag)
+        return count
+
+    def touch(self, keys: Sequence[str]) -> None:
+        """Note that entries were used."""
+        if keys:
+            self._quietly(lambda: self.disk.touch(keys, self.policy.ttl_s), None)
+
+    def poll(self) -> None:
+        """Learn, every `POLL` seconds, what other machines deleted from the shared remote."""
+        remote = self.store.remote
+        with self._poll_lock:
+            due = remote and time.monotonic() - self._polled > POLL
+            if not remote or not due or not remote.available:
+                return
+            try:
+                names, newest = remote.deletions(self.name, self._newest())
+                self._polled = time.monotonic()
+            except RemoteError as error:
+                self.store.faults.count(error.cause, error)
+                return
+        keys = [name for name in names if KEY.fullmatch(name)]
+        tags = [name for name in names if is_document(name)]
+        if keys or tags:
+            self.deletions.note([*keys, *tags], "~")
+            self.disk.delete(keys)
+            for tag in tags:
+                self.disk.delete_document(tag)
+            (self.folder / "newest").write_text(newest)
+
+    def _newest(self) -> str:
+        """The newest note of a deletion that is dealt with here."""
+        path = self.folder / "newest"
+        return path.read_text() if path.exists() else ""
+
+    def rows(self) -> Iterator[Row]:
+        """All entries on this disk, most recently used first."""
+        return self.disk.rows()
+
+    def check(self, progress: Callable[[], None] = lambda: None) -> list[str]:
+        """Read every entry, set damaged ones aside, make index and files agree; says what it found.
+
+        What was found wrong is mended when this returns.
+        """
+        found = self.disk.tidy()
+        for row in list(self.rows()):
+            try:
+                self.disk.open(Stored(row.key, row.size, row.file)).verify()
+            except (StoreError, OSError) as error:
+                found.append(f"{row.key[:12]} {error}")
+                self.fault(row.key, error)
+            progress()
+        return found
+
+    def _forget(self, keys: Iterable[str], documents: Iterable[str] = ()) -> None:
+        self.store.memory.drop(self.name, keys, documents)
+
+    def close(self) -> None:
+        """Close the index."""
+        self.disk.close()
+
+    def _quietly(self, work: Callable[[], T], otherwise: T) -> T:
+        try:
+            return work()
+        except (OSError, StoreError) as error:
+            self.store.faults.count(cause(error), error)
+            return otherwise
+
+
+def _checked(key: str) -> str:
+    if not KEY.fullmatch(key):
+        raise ValueError(f"{key!r} is not a content key")
+    return key
