@@ -11,6 +11,7 @@ from mpic_rag.documents import Chunk
 from mpic_rag.linker import Piece
 from mpic_rag.loading import SMALL, LoadError, Loading, measure, start
 from mpic_rag.report import ChunkReport, Report
+from mpic_rag.segment import ChunkKV
 from mpic_rag.selection import Selector
 from mpic_rag.store import Candidate, Entry, Found, Held, Stored, StoreError
 from mpic_rag.store.remote import RemoteError
@@ -34,6 +35,7 @@ class Retrieval:
         self.loadings: list[Loading] = []
         self.bytes_read = 0
         self._marks: dict[str, int] = {}
+        self._read: list[tuple[Candidate, Entry, ChunkKV, int]] = []
 
     def find(self) -> None:
         """Look every chunk up."""
@@ -86,7 +88,7 @@ class Retrieval:
             if entry.size <= SMALL:
                 # Memory wants the features too: the next request may need them.
                 kv = entry.kv(features=True)
-                candidate.library.keep(candidate.key, entry, kv, since)
+                self._read.append((candidate, entry, kv, since))
                 return Piece(kv.segment, kv)
             segment = entry.segment(features=True)
         finally:
@@ -156,6 +158,8 @@ class Retrieval:
                 used.setdefault(found.candidate.library.name, []).append(found.candidate)
         for candidates in used.values():
             candidates[0].library.touch([c.key for c in candidates])
+        for candidate, entry, kv, since in self._read:
+            candidate.library.keep(candidate.key, entry, kv, since)
         if self.loadings:
             measure(self.store.costs, self.loadings)
         for loading in self.loadings:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -116,7 +117,8 @@ class Entry:
         if 8 + length > len(head):
             head = read(0, 8 + length)
         self._head, self._body = head, 8 + length
-        self.bytes_read = len(head)
+        self.bytes_read = self._here = len(head)
+        self._raw = head.numpy().data
         try:
             self._parse(key, head[8 : 8 + length].numpy().tobytes())
         # What a damaged or hostile header makes the parser raise.
@@ -127,12 +129,14 @@ class Entry:
         seal = _SEAL.search(text)
         if len(text) < self._body - 8:
             raise StoreError("is cut short")
-        if seal is None or json.loads(text)["__metadata__"]["header"].encode() != seal[1]:
+        if seal is None:
             raise StoreError("not an entry of this program")
         blank = text[: seal.start()] + _BLANK + text[seal.end() :]
         if xxhash.xxh3_128_hexdigest(blank).encode() != seal[1]:
             raise StoreError("its header does not match its checksum")
         header = json.loads(text)
+        if header["__metadata__"]["header"].encode() != seal[1]:
+            raise StoreError("not an entry of this program")
         about = json.loads(header["__metadata__"]["mpic_rag"])
         if about["format"] != FORMAT:
             raise StoreError(f"format {about['format']}, this program reads {FORMAT}")
@@ -162,13 +166,16 @@ class Entry:
 
     def _part(self, name: str) -> torch.Tensor:
         part = self._parts[name]
-        data = self._head[part.start : part.end]
-        if part.end > len(self._head):
+        if part.end <= self._here:
+            data = self._head[part.start : part.end]
+            mark = xxhash.xxh3_128_hexdigest(self._raw[part.start : part.end])
+        else:
             data = self._read(part.start, part.end)
             self.bytes_read += len(data)
-        if len(data) != part.end - part.start:
-            raise StoreError("is cut short")
-        if checksum(data) != part.checksum:
+            if len(data) != part.end - part.start:
+                raise StoreError("is cut short")
+            mark = checksum(data)
+        if mark != part.checksum:
             raise StoreError(f"{name} does not match its checksum")
         if self.tier == "remote":
             self._got[name] = data
@@ -203,9 +210,25 @@ class Entry:
 
     def kv(self, features: bool = False) -> ChunkKV:
         """All layers at once, [layers, heads, tokens, dim]."""
+        if self._codec is quantise.PLAIN and self.size <= self._here:
+            return ChunkKV(self.segment(features), *self._all_layers())
         pairs = [self.layer(n) for n in range(self.layers)]
         keys, values = (torch.stack([pair[i] for pair in pairs]) for i in (0, 1))
         return ChunkKV(self.segment(features), keys, values)
+
+    def _all_layers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of an entry that was read whole, without a copy."""
+        parts = [self._parts[f"layer.{n}"] for n in range(self.layers)]
+        for n in range(self.layers):
+            self._part(f"layer.{n}")
+        if any(a.end != b.start for a, b in pairwise(parts)):
+            raise StoreError("its layers are not in a row")
+        shape = (self.layers, 2, self.heads, self.tokens, self.dim)
+        try:
+            data = self._head[parts[0].start : parts[-1].end].view(self.dtype).view(shape)
+        except RuntimeError as error:  # a forged size or place
+            raise StoreError(f"unreadable layers: {error}") from error
+        return data[:, 0], data[:, 1]
 
     def verify(self) -> None:
         """Read everything, to find damage."""

@@ -85,8 +85,8 @@ class _Files(diskcache.Disk):
             super().remove(file_path)
 
 
-def _open(path: Path) -> BinaryIO:
-    return path.open("rb", buffering=0)
+def _open(path: str) -> BinaryIO:
+    return open(path, "rb", buffering=0)  # noqa: PTH123 - pathlib takes as long as reading
 
 
 class Local:
@@ -95,6 +95,7 @@ class Local:
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
         self.quarantine = folder / "quarantine"
+        self._entries = str(folder / "entries")
         self.rebuilt = 0
         self._cache = self._open()
 
@@ -125,7 +126,7 @@ class Local:
         root = self.folder / "entries"
         for path in root.glob("*/*/*.val"):
             try:
-                entry = Entry(None, reader(path.open("rb", buffering=0)), "disk").facts
+                entry = Entry(None, reader(_open(str(path))), "disk").facts
             except (StoreError, OSError):
                 continue
             size, now = path.stat().st_size, time.time()
@@ -191,7 +192,7 @@ class Local:
         if not _FILE.fullmatch(stored.file or ""):
             raise StoreError("the index names no file of this store")
         try:
-            file = _open(self.folder / "entries" / stored.file)
+            file = _open(f"{self._entries}/{stored.file}")
         except FileNotFoundError:
             now = self.find([stored.key]).get(stored.key)
             if now is None or now == stored:
