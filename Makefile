@@ -31,6 +31,7 @@ lint: install
 bench: install
 	$(BIN)/python benchmarks/ttft.py
 	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/mpic-rag bench store
 
 app:
 	@echo "The Streamlit app is not part of this release yet; 'make demo' shows the same in a terminal."

@@ -145,6 +145,7 @@ def ask(
     if json != "-":
         print()
         log.print(_report_table(stream.report))
+    _close(engine.store)
 
 
 @app.command("compile")
@@ -164,9 +165,7 @@ def compile_(
     _warn_of_unknown_text(engine.model, _texts(c for d in documents for c in d.chunks), model)
     new = _compile(engine, documents, "Compiling")
     total = sum(len(d.chunks) for d in documents)
-    kept.close()
-    if kept.faults.counts:
-        log.print(f"faults: {dict(kept.faults.counts)}")
+    _close(kept)
     console.print(f"{new} of {total} chunks compiled, {total - new} were there; store: {store}")
 
 
@@ -221,6 +220,13 @@ def main() -> None:
         raise
     except (ValueError, OSError) as error:
         fail(str(error))
+
+
+def _close(store: Store) -> None:
+    """Finish uploads, keep the measured speeds, say what went wrong on the way."""
+    store.close()
+    if store.faults.counts:
+        log.print(f"faults: {dict(store.faults.counts)}")
 
 
 def _read(path: Path) -> list[Document]:

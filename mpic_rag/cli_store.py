@@ -21,10 +21,10 @@ from mpic_rag.output import (
     log,
     write_json,
 )
-from mpic_rag.store import Library, Store
+from mpic_rag.store import Library, Policy, Store
 from mpic_rag.store import archive as archive_
 from mpic_rag.store.deletions import digest
-from mpic_rag.store.local import Row
+from mpic_rag.store.files import Row
 
 store_app = typer.Typer(
     no_args_is_help=True, help="Look into a store of compiled caches, tidy it, move it."
@@ -240,6 +240,32 @@ def pin(
         raise ValueError(f"no entry belongs to a document {document!r}")
     _Chosen.library.disk.pin(keys, not off)
     console.print(f"{len(keys)} entries {'let go' if off else 'pinned'}")
+
+
+@store_app.command("rules")
+def rules(
+    limit: Annotated[int | None, typer.Option(min=1, help="Bytes on this disk.")] = None,
+    ttl: Annotated[
+        float | None, typer.Option(min=0.0, help="Seconds an unused entry lives; 0: for ever.")
+    ] = None,
+    isolated_only: Annotated[
+        bool | None, typer.Option(help="Never compile a chunk in its document's context.")
+    ] = None,
+) -> None:
+    """Show or change what a library keeps, for how long, and how its chunks are compiled."""
+    library = _Chosen.library
+    old = library.policy
+    library.set_policy(
+        Policy(
+            old.limit if limit is None else limit,
+            old.ttl_s if ttl is None else ttl or None,
+            old.isolated_only if isolated_only is None else isolated_only,
+        )
+    )
+    now = library.policy
+    lives = f"{_span(now.ttl_s)} unused" if now.ttl_s else "for ever"
+    context = "in isolation only" if now.isolated_only else "in their document's context"
+    console.print(f"up to {decimal(now.limit)}; entries live {lives}; compiled {context}")
 
 
 @store_app.command("warm")

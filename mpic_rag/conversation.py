@@ -85,38 +85,51 @@ class Conversation:
         watch = Stopwatch(stream.report, model.device)
         retrieval = Retrieval(engine, stream.chunks, stream.rule)
         try:
-            with model.lock, torch.inference_mode():
-                hidden = self._prefill(stream, watch, retrieval)
-            sampler = Sampler(stream.sampling)
-            detokenizer = Detokenizer(model.codec)
-            self.answer = []
-            for n in range(stream.max_tokens):
+            # Without the lock: others may decode while this one waits for a disk or a network.
+            with watch.stage("lookup"):
+                retrieval.find()
+            with watch.stage("load"):
+                retrieval.load()
+            try:
                 with model.lock, torch.inference_mode():
-                    if n:
-                        hidden = self._step()
-                    token = sampler(model.logits(hidden))
-                watch.token()
-                if token in model.stop_ids:
-                    break
-                self.answer.append(token)
-                self._unseen.append(token)
-                if text := detokenizer.step(token):
-                    yield text
-                watch.resume()
-            if text := detokenizer.flush():
-                yield text
+                    hidden = self._prefill(stream, watch, retrieval)
+            except BaseException:
+                retrieval.abandon()
+                raise
+            try:
+                yield from self._decode(stream, watch, hidden)
+            finally:
+                retrieval.settle()
         finally:
             self._busy = False
-            retrieval.settle()
+
+    def _decode(
+        self, stream: Stream, watch: Stopwatch, hidden: torch.Tensor
+    ) -> Generator[str, None, None]:
+        """Choose tokens, the first one from `hidden` [1, hidden], until one ends the answer."""
+        model = self.engine.model
+        sampler, detokenizer = Sampler(stream.sampling), Detokenizer(model.codec)
+        self.answer = []
+        for n in range(stream.max_tokens):
+            with model.lock, torch.inference_mode():
+                if n:
+                    hidden = self._step()
+                token = sampler(model.logits(hidden))
+            watch.token()
+            if token in model.stop_ids:
+                break
+            self.answer.append(token)
+            self._unseen.append(token)
+            if text := detokenizer.step(token):
+                yield text
+            watch.resume()
+        if text := detokenizer.flush():
+            yield text
 
     def _prefill(self, stream: Stream, watch: Stopwatch, retrieval: Retrieval) -> torch.Tensor:
-        """Look up, link, select and prefill one turn; returns the last hidden state."""
+        """Render, link, select and prefill one turn; returns the last hidden state."""
         model, rule = self.engine.model, stream.rule
         start, position, opening = self._opening(rule)
-        with watch.stage("lookup"):
-            retrieval.find()
-        with watch.stage("load"):
-            retrieval.load()
         with watch.stage("render"):
             question = model.segments([stream.question], end="")[0]
             before, after = (model.text_segment(ids) for ids in (opening, self.template.suffix))

@@ -33,7 +33,7 @@ class Retrieval:
         self.misses = ["not compiled" if rule.reads else "not asked for"] * len(chunks)
         self.pieces: list[Piece | None] = [None] * len(chunks)
         self.loadings: list[Loading] = []
-        self.bytes_read = 0
+        self._opened: list[Entry] = []
         self._marks: dict[str, int] = {}
         self._read: list[tuple[Candidate, Entry, ChunkKV, int]] = []
 
@@ -68,9 +68,8 @@ class Retrieval:
                 self.pieces[i] = self._piece(found)
             except (StoreError, OSError) as error:
                 self._fail(i, error)
-                continue
-        read = self.bytes_read - sum(loading.entry.bytes_read for loading in self.loadings)
-        if read > SMALL:
+        read = sum(entry.bytes_read for entry in self._opened if entry.tier == "disk")
+        if read > SMALL and not self.loadings:
             costs.measure_load("disk", read, time.perf_counter() - began)
         start(self.loadings)
 
@@ -81,18 +80,16 @@ class Retrieval:
             return Piece(entry.kv.segment, entry.kv if self.rule.reuses else None)
         if isinstance(entry, Stored):
             entry = candidate.library.disk.open(entry)
-        try:
-            if not self.rule.reuses:
-                return Piece(entry.segment(features))
-            since = self._marks[candidate.library.name]
-            if entry.size <= SMALL:
-                # Memory wants the features too: the next request may need them.
-                kv = entry.kv(features=True)
-                self._read.append((candidate, entry, kv, since))
-                return Piece(kv.segment, kv)
-            segment = entry.segment(features=True)
-        finally:
-            self.bytes_read += entry.bytes_read
+        self._opened.append(entry)
+        if not self.rule.reuses:
+            return Piece(entry.segment(features))
+        since = self._marks[candidate.library.name]
+        if entry.size <= SMALL:
+            # Memory wants the features too: the next request may need them.
+            kv = entry.kv(features=True)
+            self._read.append((candidate, entry, kv, since))
+            return Piece(kv.segment, kv)
+        segment = entry.segment(features=True)
         loading = Loading(found, entry, segment, self._deadline(entry), since)
         self.loadings.append(loading)
         return Piece(loading.segment, layer=loading.layer)
@@ -125,7 +122,7 @@ class Retrieval:
         found = self.found[index]
         assert found is not None
         known = error if isinstance(error, StoreError | OSError) else StoreError(repr(error))
-        found.candidate.library.fault(found.candidate.key, known)
+        found.candidate.library.fault(found.candidate.key, known, found.tier)
         if self.store.remote and isinstance(known, RemoteError):
             self.store.remote.rest()
         self.misses[index] = str(known)
@@ -133,7 +130,7 @@ class Retrieval:
 
     def describe(self, report: Report, recomputed: Sequence[int]) -> None:
         """Fill in the report's part about chunks."""
-        report.bytes_read = self.bytes_read
+        report.bytes_read = sum(entry.bytes_read for entry in self._opened)
         for chunk, piece, found, miss, count in zip(
             self.chunks, self.pieces, self.found, self.misses, recomputed, strict=True
         ):
@@ -149,6 +146,11 @@ class Retrieval:
                     served.tier if served else "",
                 )
             )
+
+    def abandon(self) -> None:
+        """The request failed: read no further."""
+        for loading in self.loadings:
+            loading.abandon()
 
     def settle(self) -> None:
         """What need not be done before the answer: keep, count, compile what is missing."""
@@ -183,4 +185,4 @@ def _keep(loading: Loading) -> None:
     except LoadError as error:
         known = error.error
         if isinstance(known, StoreError | OSError):
-            candidate.library.fault(candidate.key, known)
+            candidate.library.fault(candidate.key, known, loading.entry.tier)

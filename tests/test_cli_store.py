@@ -62,6 +62,19 @@ def test_a_library_is_carried_elsewhere(store, tmp_path):
     assert len(rows(store, "ls", options=other)) == 3
 
 
+def test_rules(store, mpic_rag):  # noqa: F811
+    assert "for ever; compiled in their" in store("rules")[1]
+    assert (
+        "1.0 MB; entries live 2 h unused; compiled in isolation only"
+        in (store("rules", "--limit", 10**6, "--ttl", 7200, "--isolated-only")[1])
+    )
+    library = next(r for r in rows(store, "stats") if r["what"] == "library")
+    assert (library["limit"], library["ttl_s"], library["isolated_only"]) == (10**6, 7200, True)
+    assert mpic_rag("compile", PAGE)[0] == 0
+    assert {r["mode"] for r in rows(store, "ls")} == {"document", "isolated"}
+    assert "for ever" in store("rules", "--ttl", 0)[1]
+
+
 def test_owners_are_apart(store):
     assert rows(store, "ls", options=("--owner", "me")) == []
 

@@ -53,7 +53,7 @@ def read(store, n, library=None):
         entry = found.entry if found.tier == "remote" else library.disk.open(found.entry)
         kv = entry.kv(features=True)
     except (StoreError, OSError) as error:
-        library.fault(key_of(n), error)
+        library.fault(key_of(n), error, found.tier)
         return None
     library.keep(key_of(n), entry, kv, since)
     return kv
@@ -200,10 +200,10 @@ def test_a_disk_that_refuses(store, monkeypatch, number, name):
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr("mpic_rag.store.local._open", refuse)
+        patch.setattr("mpic_rag.store.local.open_file", refuse)
         assert store.dynamic.open(key_of(0)) is None
         assert store.faults.counts == {name: 1}
-        patch.setattr("mpic_rag.store.local._Files.store", refuse)
+        patch.setattr("mpic_rag.store.files.Files.store", refuse)
         with pytest.raises(OSError, match="can't store") as error:
             store.dynamic.put(key_of(1), sample())
         assert error.value.errno == number
@@ -240,6 +240,22 @@ def test_a_lost_index_is_rebuilt_from_the_entries(store, open_store):
     again = open_store()
     assert all(same(read(again, n), sample(seed=n)) for n in range(5))
     assert again.dynamic.delete_document("amber") == 5
+
+
+def test_a_rebuilt_index_brings_nothing_back_and_keeps_the_rules(store, open_store):
+    store.dynamic.set_policy(Policy(ttl_s=100.0))
+    fill(store.dynamic, 2)
+    path = value_file(store.dynamic, key_of(1))
+    left = path.read_bytes()
+    store.dynamic.delete([key_of(1)])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(left)  # as if the process had died before it removed the file
+    store.dynamic.close()
+    (store.dynamic.folder / "entries/cache.db").write_bytes(b"nonsense" * 1000)
+    again = open_store()
+    assert read(again, 0)
+    assert read(again, 1) is None
+    assert all(row.expires for row in again.dynamic.rows())
 
 
 def test_an_index_cannot_make_anyone_unpickle_or_leave_the_folder(store, tmp_path):

@@ -114,6 +114,29 @@ def test_deleting_reaches_the_remote_and_other_machines(connect, monkeypatch):
         assert same(read(machine, 1), sample(seed=1))
 
 
+def test_a_damaged_object_is_replaced(connect):
+    one, two = connect("one"), connect("two")
+    fill(one.dynamic, 1)
+    one.drain()
+    path = one.remote.path("dynamic", key_of(0))
+    data = one.remote.fs.cat_file(path)
+    one.remote.fs.pipe_file(path, data[:-1] + bytes([data[-1] ^ 1]))
+    assert read(two, 0) is None
+    assert two.faults.counts == {"damaged": 1}
+    two.drain()
+    two.dynamic.put(key_of(0), sample(seed=0))
+    two.drain()
+    assert same(read(connect("three"), 0), sample(seed=0))
+
+
+def test_speeds_are_measured(connect):
+    one, two = connect("one"), connect("two")
+    fill(one.dynamic, 2)
+    one.drain()
+    assert read(two, 1)
+    assert two.costs.tiers["remote"].samples == 1
+
+
 @pytest.mark.parametrize("mode", ["refuse", "cut", "hang", "drip"])
 def test_a_failing_remote_costs_little_and_is_left_alone(connect, proxy, mode):
     one = connect("one")

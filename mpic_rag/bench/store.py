@@ -20,7 +20,8 @@ from mpic_rag.engine import Engine
 from mpic_rag.model import Model
 from mpic_rag.store import Store
 from mpic_rag.store.entry import Entry, Read
-from mpic_rag.store.local import Local, Stored
+from mpic_rag.store.files import Stored
+from mpic_rag.store.local import Local
 
 Row = dict[str, Any]
 Ask = Callable[[Engine, str], float]

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from mpic_rag.store.costs import Costs
 from mpic_rag.store.entry import Entry, StoreError
 from mpic_rag.store.faults import Faults
+from mpic_rag.store.files import Stored
 from mpic_rag.store.library import Library, Policy
-from mpic_rag.store.local import Stored
 from mpic_rag.store.memory import Held, Memory
 from mpic_rag.store.remote import Remote, RemoteError
 
@@ -157,15 +157,18 @@ class Store:
             and now > self._absent.get(candidate.key, 0)
         ]
         heads = remote.open([(c.library.name, c.key) for _, _, c in asked])
-        for (i, n, candidate), (opened, _) in zip(asked, heads, strict=True):
+        size = 0
+        for (i, n, candidate), opened in zip(asked, heads, strict=True):
             if opened is None:
                 self._absent[candidate.key] = now + ABSENT_S
             elif isinstance(opened, RemoteError):
                 candidate.library.fault(candidate.key, opened)
             elif entry := candidate.library.admit(candidate.key, opened):
+                size += entry.bytes_read
                 best = found[i]
                 if best is None or n < best[0]:
                     found[i] = n, Found(candidate, entry)
+        self.costs.measure_load("remote", size, monotonic() - now)
 
     def later(self, work: Callable[[], None]) -> None:
         """Do something that no request waits for."""

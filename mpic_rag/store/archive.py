@@ -11,7 +11,6 @@ import torch
 
 from mpic_rag.store.entry import KEY, Entry, StoreError
 from mpic_rag.store.library import Library
-from mpic_rag.store.local import Stored
 
 LARGEST = 1 << 34  # bytes of an entry that an archive may hold
 
@@ -25,7 +24,7 @@ def export(library: Library, target: Path, progress: Callable[[], None] = lambda
             for row in library.rows():
                 progress()
                 try:
-                    data = library.disk.open(Stored(row.key, row.size, row.file)).raw()
+                    data = library.disk.open(row.entry).raw()
                 except (StoreError, OSError) as error:
                     library.fault(row.key, error)
                     continue

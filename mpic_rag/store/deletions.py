@@ -13,6 +13,7 @@ where NAME is a key, or a document's digest, and MARK a length of this file.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import threading
@@ -42,7 +43,8 @@ class Deletions:
         text = "".join(f"{sign} {name} {mark}\n" for name in names)
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            os.write(fd, text.encode())
+            if os.write(fd, text.encode()) < len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         finally:
             os.close(fd)
         self.sync()

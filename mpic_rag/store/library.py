@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -14,9 +15,10 @@ from mpic_rag.segment import ChunkKV
 from mpic_rag.store.deletions import Deletions, digest, is_document
 from mpic_rag.store.entry import KEY, Entry, StoreError, encode
 from mpic_rag.store.faults import cause
-from mpic_rag.store.local import Local, Row, Stored
+from mpic_rag.store.files import Row, Stored
+from mpic_rag.store.local import Local
 from mpic_rag.store.memory import Held
-from mpic_rag.store.remote import RemoteError
+from mpic_rag.store.remote import Remote, RemoteError
 
 if TYPE_CHECKING:
     from mpic_rag.store import Store
@@ -53,7 +55,7 @@ class Library:
         self.folder = store.root / name
         self.folder.mkdir(parents=True, exist_ok=True)
         self.policy = Policy.read(self.folder / "policy.json")
-        self.disk = Local(self.folder, self.policy.limit)
+        self.disk = Local(self.folder, self.policy.limit, self.policy.ttl_s)
         self.deletions = Deletions(self.folder / "deleted.log", self._forget)
         self.mark()
         self._polled = float("-inf")
@@ -64,15 +66,15 @@ class Library:
         part = self.folder / "policy.part"
         part.write_text(json.dumps(asdict(policy)))
         part.replace(self.folder / "policy.json")
-        self.policy, self.disk.limit = policy, policy.limit
+        self.policy, self.disk.limit, self.disk.ttl = policy, policy.limit, policy.ttl_s
 
     def mark(self) -> int:
         """A point in time: what is deleted after it can't be stored by work begun before it."""
         return self.deletions.sync()
 
     def contains(self, key: str) -> bool:
-        """Whether memory or disk has an entry; only reading tells whether it is sound."""
-        return bool(self._quietly(lambda: self.disk.contains(_checked(key)), False))
+        """Whether this disk has an entry; only reading tells whether it is sound."""
+        return bool(self._on_disk([_checked(key)]))
 
     def find(self, keys: Sequence[str]) -> dict[str, Held | Stored]:
         """Which of these entries memory or disk has; nothing is read yet."""
@@ -84,9 +86,15 @@ class Library:
                 here[key] = held
         rest = [key for key in keys if key not in here]
         if rest:
-            nothing: dict[str, Stored] = {}
-            here |= self._quietly(lambda: self.disk.find(rest), nothing)
+            here |= self._on_disk(rest)
         return here
+
+    def _on_disk(self, keys: Sequence[str]) -> dict[str, Stored]:
+        nothing: dict[str, Stored] = {}
+        rows = self._quietly(lambda: self.disk.find(keys), nothing)
+        # A crash may leave a deleted entry's file, which a rebuilt index would bring back.
+        barred = self.deletions.barred
+        return {key: row for key, row in rows.items() if not barred(key, row.document)}
 
     def open(self, key: str) -> Held | Entry | None:
         """Open an entry in memory or on disk; None where there is none that can be trusted."""
@@ -104,19 +112,27 @@ class Library:
         try:
             entry = opened()
         except (StoreError, RemoteError) as error:
-            self.fault(key, error)
+            self.fault(key, error, "remote")
             return None
         return None if self.deletions.barred(key, entry.facts.get("document", "")) else entry
 
-    def fault(self, key: str, error: BaseException) -> None:
-        """Count a fault; an entry that is damaged on this disk is set aside."""
+    def fault(self, key: str, error: BaseException, tier: str = "disk") -> None:
+        """Count a fault; a damaged entry is set aside on disk, and removed from the remote."""
         what = error.cause if isinstance(error, RemoteError) else cause(error)
         self.store.faults.count(what, f"{self.name}/{key[:12]}: {error}", key)
         self._forget([key])
-        if what == "damaged":
+        remote = self.store.remote
+        if remote and tier == "remote":
+            if what == "damaged":
+                self.store.later(lambda: self._discard(remote, key))
+        elif what == "damaged":
             self._quietly(lambda: self.disk.set_aside(key), None)
         elif what == "vanished":
             self._quietly(lambda: self.disk.delete([key]), 0)
+
+    def _discard(self, remote: Remote, key: str) -> None:
+        with contextlib.suppress(RemoteError):  # found damaged again, next time
+            remote.discard(self.name, key)
 
     def put(
         self,
@@ -148,23 +164,25 @@ class Library:
                 self.deletions.note([key], "+", since)
             return True
 
-        if not self.disk.put(key, data, tag, self.policy.ttl_s, allowed):
+        if not self.disk.put(key, data, tag, allowed):
             return False
         self._forget([key])
         if self.store.remote:
-            self.store.later(lambda: self._put_remote(key, data, tag, since))
+            self.store.later(lambda: self._put_remote(key, tag, since))
         return True
 
-    def _put_remote(self, key: str, data: bytes, tag: str, since: int) -> None:
+    def _put_remote(self, key: str, tag: str, since: int) -> None:
+        """Upload from disk: entries that wait their turn must not fill the memory."""
         remote = self.store.remote
         if not remote or not remote.available:
             return
         try:
-            remote.put(self.name, key, data, tag)
+            for stored in self.disk.find([key]).values():
+                remote.put(self.name, key, self.disk.open(stored).raw(), tag)
             self.mark()
             if self.deletions.deleted(key, tag, since):
                 remote.delete(self.name, [key])
-        except RemoteError as error:
+        except (OSError, StoreError) as error:
             self.fault(key, error)
 
     def keep(self, key: str, entry: Entry, kv: ChunkKV, since: int) -> None:
@@ -185,7 +203,7 @@ class Library:
             return not self.deletions.deleted(key, tag, since)
 
         try:
-            self.disk.put(key, entry.raw(), tag, self.policy.ttl_s, allowed)
+            self.disk.put(key, entry.raw(), tag, allowed)
         except (OSError, StoreError) as error:
             self.fault(key, error)
 
@@ -194,7 +212,7 @@ class Library:
         remote, since = self.store.remote, self.mark()
         if not remote or not remote.available:
             return False
-        ((opened, _),) = remote.open([(self.name, _checked(key))])
+        (opened,) = remote.open([(self.name, _checked(key))])
         if isinstance(opened, RemoteError):
             self.fault(key, opened)
         entry = self.admit(key, opened) if callable(opened) else None
@@ -231,7 +249,7 @@ class Library:
     def touch(self, keys: Sequence[str]) -> None:
         """Note that entries were used."""
         if keys:
-            self._quietly(lambda: self.disk.touch(keys, self.policy.ttl_s), None)
+            self._quietly(lambda: self.disk.touch(keys), None)
 
     def poll(self) -> None:
         """Learn, every `POLL` seconds, what other machines deleted from the shared remote."""
@@ -272,7 +290,7 @@ class Library:
         found = self.disk.tidy()
         for row in list(self.rows()):
             try:
-                self.disk.open(Stored(row.key, row.size, row.file)).verify()
+                self.disk.open(row.entry).verify()
             except (StoreError, OSError) as error:
                 found.append(f"{row.key[:12]} {error}")
                 self.fault(row.key, error)

@@ -4,96 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import TypeVar
 
 import diskcache
-import torch
 from diskcache.core import MODE_BINARY, EmptyDirWarning
 
-from mpic_rag.store.entry import Entry, Read, StoreError
+from mpic_rag.store.entry import Entry, StoreError
+from mpic_rag.store.files import FILE, PINNED, Files, Row, Stored, open_file, reader
 
-_FILE = re.compile(r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val")
-_PINNED = float("inf")  # the access time of what is never evicted
-WHOLE = 1 << 20  # bytes of a file that is read at once
 _QUARANTINE = 32  # damaged files that are kept to look into
 # What a damaged index makes sqlite3 and diskcache raise.
 _BROKEN = (sqlite3.Error, KeyError, TypeError, ValueError)
 T = TypeVar("T")
 
 
-class Row(NamedTuple):
-    """One entry as the index has it; times in seconds since 1970."""
-
-    key: str
-    size: int
-    stored: float
-    used: float
-    expires: float | None
-    document: str
-    file: str
-
-    @property
-    def pinned(self) -> bool:
-        """Whether it is kept however full the store is."""
-        return self.used == _PINNED
-
-
-class Stored(NamedTuple):
-    """An entry on disk that nobody has read yet."""
-
-    key: str
-    size: int
-    file: str
-
-
-class _Files(diskcache.Disk):
-    """Every value is a file of bytes and every key a text: nothing is pickled, or unpickled.
-
-    `diskcache` itself would unpickle what its index says is pickled (CVE-2025-69872).
-    """
-
-    def put(self, key: str) -> tuple[str, bool]:
-        """Keys are kept as they are."""
-        return key, True
-
-    def get(self, key: str, raw: bool) -> str:
-        """Keys are kept as they are."""
-        return key
-
-    def store(self, value: bytes, read: bool, key: Any = None) -> tuple[Any, ...]:
-        """Write a file of bytes."""
-        if type(value) is not bytes or read:
-            raise TypeError("only bytes are stored")
-        name, path = self.filename(key, value)
-        self._write(path, iter((value,)), "xb")
-        return len(value), MODE_BINARY, name, None
-
-    def fetch(self, mode: int, filename: str, value: Any, read: bool) -> Any:
-        """Read nothing: `Local.open` opens files."""
-        raise StoreError("entries are opened by `Local.open`")
-
-    def remove(self, file_path: str) -> None:
-        """Remove a file of this store and no other."""
-        if _FILE.fullmatch(file_path or ""):
-            super().remove(file_path)
-
-
-def _open(path: str) -> BinaryIO:
-    return open(path, "rb", buffering=0)  # noqa: PTH123 - pathlib takes as long as reading
-
-
 class Local:
     """Entries of one library below `folder`, up to `limit` bytes, shared between processes."""
 
-    def __init__(self, folder: Path, limit: int) -> None:
-        self.folder, self.limit = folder, limit
+    def __init__(self, folder: Path, limit: int, ttl: float | None = None) -> None:
+        """`ttl`: seconds that an entry lives without being used."""
+        self.folder, self.limit, self.ttl = folder, limit, ttl
         self.quarantine = folder / "quarantine"
         self._entries = str(folder / "entries")
         self.rebuilt = 0
@@ -104,12 +39,12 @@ class Local:
         options = {"eviction_policy": "none", "cull_limit": 0, "size_limit": 1 << 62}
         folder = str(self.folder / "entries")
         try:
-            return diskcache.Cache(folder, disk=_Files, tag_index=1, statistics=0, **options)
+            return diskcache.Cache(folder, disk=Files, tag_index=1, statistics=0, **options)
         except _BROKEN as error:
             if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
                 raise OSError(errno.EBUSY, "the index is locked", folder) from error
             self._set_index_aside()
-        cache = diskcache.Cache(folder, disk=_Files, tag_index=1, statistics=0, **options)
+        cache = diskcache.Cache(folder, disk=Files, tag_index=1, statistics=0, **options)
         self._adopt(cache)
         return cache
 
@@ -126,7 +61,7 @@ class Local:
         root = self.folder / "entries"
         for path in root.glob("*/*/*.val"):
             try:
-                entry = Entry(None, reader(_open(str(path))), "disk").facts
+                entry = Entry(None, reader(open_file(str(path))), "disk").facts
             except (StoreError, OSError):
                 continue
             size, now = path.stat().st_size, time.time()
@@ -137,7 +72,7 @@ class Local:
                 (
                     entry["key"],
                     now,
-                    entry.get("expires"),
+                    self._expiry(now),
                     now,
                     entry.get("document", ""),
                     size,
@@ -171,16 +106,12 @@ class Local:
         self._cache = self._open()
         self._adopt(self._cache)
 
-    def contains(self, key: str) -> bool:
-        """Whether an entry is there and not expired."""
-        return self._index(lambda: key in self._cache)
-
     def find(self, keys: Sequence[str]) -> dict[str, Stored]:
         """Which entries are there and not expired, in one look at the index."""
         marks = ",".join("?" * len(keys))
         rows = self._index(
             lambda: self._cache._sql(
-                f"SELECT key, size, filename FROM Cache WHERE key IN ({marks})"
+                f"SELECT key, size, filename, tag FROM Cache WHERE key IN ({marks})"
                 " AND (expire_time IS NULL OR expire_time > ?)",
                 (*keys, time.time()),
             ).fetchall()
@@ -189,10 +120,10 @@ class Local:
 
     def open(self, stored: Stored) -> Entry:
         """Open an entry; raises `StoreError` where it is damaged, `OSError` where unreadable."""
-        if not _FILE.fullmatch(stored.file or ""):
+        if not FILE.fullmatch(stored.file or ""):
             raise StoreError("the index names no file of this store")
         try:
-            file = _open(f"{self._entries}/{stored.file}")
+            file = open_file(f"{self._entries}/{stored.file}")
         except FileNotFoundError:
             now = self.find([stored.key]).get(stored.key)
             if now is None or now == stored:
@@ -205,7 +136,6 @@ class Local:
         key: str,
         data: bytes,
         document: str = "",
-        ttl: float | None = None,
         allowed: Callable[[], bool] = lambda: True,
     ) -> bool:
         """Write an entry and evict others until all fit; false where it isn't `allowed`.
@@ -222,7 +152,7 @@ class Local:
             with self._cache.transact(retry=True):
                 if not allowed():
                     return False
-                self._cache.set(key, data, expire=ttl, tag=document, retry=True)
+                self._cache.set(key, data, expire=self.ttl, tag=document, retry=True)
             self._evict(key)
             return True
 
@@ -237,7 +167,7 @@ class Local:
             victims = self._cache._sql(
                 "SELECT key, size FROM Cache WHERE access_time < ? AND key != ?"
                 " ORDER BY access_time LIMIT 16",
-                (_PINNED, newest),
+                (PINNED, newest),
             ).fetchall()
             if not victims:
                 return
@@ -258,7 +188,7 @@ class Local:
         """Delete all entries of a document."""
         return int(self._index(lambda: self._cache.evict(document, retry=True)))
 
-    def touch(self, keys: Sequence[str], ttl: float | None) -> None:
+    def touch(self, keys: Sequence[str]) -> None:
         """Note that entries were used, and put their expiry off."""
         now = time.time()
         marks = ",".join("?" * len(keys))
@@ -266,18 +196,22 @@ class Local:
             lambda: self._cache._sql(
                 "UPDATE Cache SET access_time = ?, access_count = access_count + 1,"
                 f" expire_time = ? WHERE access_time < ? AND key IN ({marks})",
-                (now, now + ttl if ttl else None, _PINNED, *keys),
+                (now, self._expiry(now), PINNED, *keys),
             )
         )
 
+    def _expiry(self, now: float) -> float | None:
+        return now + self.ttl if self.ttl else None
+
     def pin(self, keys: Sequence[str], pinned: bool = True) -> None:
         """Keep entries however full the store is, and whatever their age; or no longer."""
-        used = _PINNED if pinned else time.time()
+        now = time.time()
+        used, expires = (PINNED, None) if pinned else (now, self._expiry(now))
         marks = ",".join("?" * len(keys))
         self._index(
             lambda: self._cache._sql(
-                f"UPDATE Cache SET access_time = ?, expire_time = NULL WHERE key IN ({marks})",
-                (used, *keys),
+                f"UPDATE Cache SET access_time = ?, expire_time = ? WHERE key IN ({marks})",
+                (used, expires, *keys),
             )
         )
 
@@ -301,12 +235,13 @@ class Local:
 
     def set_aside(self, key: str) -> None:
         """Move a damaged entry's file to the quarantine and forget it."""
-        for row in self.rows():
-            if row.key == key and _FILE.fullmatch(row.file):
+        for stored in self.find([key]).values():
+            if FILE.fullmatch(stored.file or ""):
                 self.quarantine.mkdir(exist_ok=True)
-                path = self.folder / "entries" / row.file
                 with contextlib.suppress(FileNotFoundError):
-                    path.replace(self.quarantine / f"{key}.{time.time_ns()}")
+                    Path(self._entries, stored.file).replace(
+                        self.quarantine / f"{key}.{time.time_ns()}"
+                    )
         self.delete([key])
         kept = sorted(self.quarantine.glob("*"), key=lambda p: p.name.rpartition(".")[2])
         for path in kept[:-_QUARANTINE]:
@@ -332,25 +267,3 @@ class Local:
     def close(self) -> None:
         """Close the index."""
         self._cache.close()
-
-
-def reader(file: BinaryIO) -> Read:
-    """Reads from an open file into new buffers [bytes], fewer where the file ends.
-
-    No memory map: a file that is cut short under one kills the process.
-    """
-    size = os.fstat(file.fileno()).st_size
-
-    def read(start: int, end: int) -> torch.Tensor:
-        if start == 0 and size <= WHOLE:
-            end = size
-        buffer = torch.empty(max(0, min(end, size) - start), dtype=torch.uint8)
-        view, done = buffer.numpy().data, 0
-        while done < len(buffer):  # one call reads 2 GiB at most
-            count = os.preadv(file.fileno(), [view[done:]], start + done)
-            if not count:
-                return buffer[:done]
-            done += count
-        return buffer
-
-    return read

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 from typing import Any
 
 import fsspec
@@ -108,29 +110,27 @@ class Remote:
 
     def open(
         self, wanted: Sequence[tuple[str, str]]
-    ) -> list[tuple[Callable[[], Entry] | RemoteError | None, float]]:
+    ) -> list[Callable[[], Entry] | RemoteError | None]:
         """Ask for the heads of entries (library, key) at once.
 
-        For each: what opens it, why it can't be had, or None where there is none; and the seconds
-        that it took. Heads are read whole where entries are small.
+        For each: what opens it, why it can't be had, or None where there is none. Small entries
+        come whole.
         """
         began = time.monotonic()
         started = [
             self._start("cat_file", self.path(library, key), start=0, end=AHEAD)
             for library, key in wanted
         ]
-        found: list[tuple[Callable[[], Entry] | RemoteError | None, float]] = []
+        found: list[Callable[[], Entry] | RemoteError | None] = []
         for (library, key), future in zip(wanted, started, strict=True):
-            result: Callable[[], Entry] | RemoteError | None
             try:
                 head = self._finish(future, began + self.timeout)
                 read = self._reader(self.path(library, key), head)
-                result = lambda key=key, read=read: Entry(key, read, "remote")  # noqa: E731
+                found.append(partial(Entry, key, read, "remote"))
             except FileNotFoundError:
-                result = None
+                found.append(None)
             except RemoteError as error:
-                result = error
-            found.append((result, time.monotonic() - began))
+                found.append(error)
         return found
 
     def _reader(self, path: str, head: bytes) -> Read:
@@ -171,13 +171,18 @@ class Remote:
         """Remove objects; leaves a note from which other machines learn of it."""
         marks = [f"{self.base}/{library}/documents/{document}/{k}" for k in keys if document]
         for path in [*(self.path(library, key) for key in keys), *marks]:
-            try:
-                self._call("rm_file", path)
-            except FileNotFoundError:
-                continue
+            self._remove(path)
         names = [*keys, *([document] if document else [])]
         note = f"{self.base}/{library}/deleted/{time.time_ns():020}-{uuid.uuid4().hex}"
         self._create(note, "\n".join(names).encode())
+
+    def discard(self, library: str, key: str) -> None:
+        """Remove a damaged object, so that a sound one can take its place."""
+        self._remove(self.path(library, key))
+
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._call("rm_file", path)
 
     def deletions(self, library: str, after: str) -> tuple[list[str], str]:
         """What was deleted after a note, by all machines, and the newest note."""
