@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -277,14 +278,38 @@ def warm(document: DocumentOption = None) -> None:
     keys = store.remote.keys(library.name, digest(document) if document else "")
     missing = [key for key in keys if not library.contains(key)]
     with _progress() as progress:
-        task = progress.add_task("Fetching", total=len(missing))
-        for key in missing:
-            library.fetch(key)
-            progress.advance(task)
-    store.drain()
-    got = sum(library.contains(key) for key in missing)
+        got = _each(missing, library.fetch, progress, "Fetching")
     console.print(f"{got} of {len(keys)} entries fetched, {len(keys) - len(missing)} were here")
-    if got < len(missing):
+    _faults(store)
+
+
+@store_app.command("push")
+def push() -> None:
+    """Bring a library's entries from this disk to the remote, where it lacks them."""
+    store, library = _Chosen.store, _Chosen.library
+    if not store.remote:
+        raise ValueError("name the remote with --remote")
+    there = set(store.remote.keys(library.name))
+    rows = [row.key for row in library.rows()]
+    missing = [key for key in rows if key not in there]
+    with _progress() as progress:
+        sent = _each(missing, library.push, progress, "Sending")
+    console.print(f"{sent} of {len(rows)} entries sent, {len(rows) - len(missing)} were there")
+    _faults(store)
+
+
+def _each(keys: list[str], work: Callable[[str], bool], progress: Progress, name: str) -> int:
+    """Do something with every key, several at once; returns how often it succeeded."""
+    task, done = progress.add_task(name, total=len(keys)), 0
+    with ThreadPoolExecutor(8) as pool:
+        for success in pool.map(work, keys):
+            done += success
+            progress.advance(task)
+    return done
+
+
+def _faults(store: Store) -> None:
+    if store.faults.counts:
         log.print(f"faults: {dict(store.faults.counts)}")
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mpic_rag.engine import Engine
 
 GREEDY = Sampling()
+SHORT = 64  # tokens
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,8 @@ class Conversation:
 
     def _prefill(self, stream: Stream, watch: Stopwatch, retrieval: Retrieval) -> torch.Tensor:
         """Render, link, select and prefill one turn; returns the last hidden state."""
-        model, rule = self.engine.model, stream.rule
-        start, position, opening = self._opening(rule)
+        model = self.engine.model
+        start, position, opening = self._opening(retrieval)
         with watch.stage("render"):
             question = model.segments([stream.question], end="")[0]
             before, after = (model.text_segment(ids) for ids in (opening, self.template.suffix))
@@ -190,13 +191,16 @@ class Conversation:
         self.cache, self.position, self._unseen = cache, position, []
         return hidden
 
-    def _opening(self, rule: Selector) -> tuple[LinkedCache, int, Sequence[int]]:
+    def _opening(self, retrieval: Retrieval) -> tuple[LinkedCache, int, Sequence[int]]:
         """What the turn stands on: a cache, the position behind it, the tokens that come first."""
         if self.cache is not None:
             return self.cache, self.position, [*self._unseen, *self.template.between]
-        if rule.reuses:
-            return *self.engine.start(self.system), ()
-        return *compute(self.engine.model, []), self.template.prefix
+        # All new: plainly causal attention is worth a short system prompt's computing, since it
+        # takes half as long as attention under a mask.
+        new = retrieval.chunks and not any(p and p.reused for p in retrieval.pieces)
+        if not retrieval.rule.reuses or (new and len(self.template.prefix) <= SHORT):
+            return *compute(self.engine.model, []), self.template.prefix
+        return *self.engine.start(self.system), ()
 
     def _step(self) -> torch.Tensor:
         """Run the newest token through the model; returns its hidden state [1, hidden]."""

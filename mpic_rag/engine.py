@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -132,27 +133,27 @@ class Engine:
                 if key not in self._pending:
                     self._pending[key] = self._background.submit(work, chunk)
 
-    def look_again(self, passed: Sequence[Found]) -> None:
-        """Read, in the background, one of the entries that seemed slow: they may be no longer."""
-        slow = [found for found in passed if not isinstance(found.entry, Held)]
-        if not slow:
+    def look_again(self, chunk: Chunk, found: Found | None) -> None:
+        """Load, in the background, an entry that seemed slow to load: it may be no longer."""
+        if found is None:
+            self.store.later(partial(self._fetch, chunk))
+        elif not isinstance(found.entry, Held):
+            self.store.later(partial(self._load, found, found.candidate.library.mark()))
+
+    def _fetch(self, chunk: Chunk) -> None:
+        if not any(c.library.fetch(c.key) for c in self.candidates(chunk)):
+            self.compile_later([chunk])
+
+    def _load(self, found: Found, since: int) -> None:
+        library, key, entry = found.candidate.library, found.candidate.key, found.entry
+        try:
+            began = perf_counter()
+            if isinstance(entry, Stored):
+                entry = library.disk.open(entry)
+            assert isinstance(entry, Entry)
+            kv = entry.kv(features=True)
+        except (StoreError, OSError) as error:
+            library.fault(key, error, found.tier)
             return
-        found = slow[0]
-        library, key = found.candidate.library, found.candidate.key
-        since = library.mark()
-
-        def work() -> None:
-            entry = found.entry
-            try:
-                began = perf_counter()
-                if isinstance(entry, Stored):
-                    entry = library.disk.open(entry)
-                assert isinstance(entry, Entry)
-                kv = entry.kv(features=True)
-            except (StoreError, OSError) as error:
-                library.fault(key, error)
-                return
-            self.store.costs.measure_load(entry.tier, entry.bytes_read, perf_counter() - began)
-            library.keep(key, entry, kv, since)
-
-        self.store.later(work)
+        self.store.costs.measure_load(entry.tier, entry.bytes_read, perf_counter() - began)
+        library.keep(key, entry, kv, since)

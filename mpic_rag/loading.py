@@ -16,7 +16,8 @@ from mpic_rag.store.remote import RemoteError
 SMALL = 1 << 20  # bytes of an entry that is not worth a thread
 Pair = tuple[torch.Tensor, torch.Tensor]
 
-_readers = ThreadPoolExecutor(4, "load")
+# A disk is kept busy by few, a network's latency is hidden by many.
+_readers = {"disk": ThreadPoolExecutor(4, "disk"), "remote": ThreadPoolExecutor(16, "remote")}
 
 
 class LoadError(Exception):
@@ -41,7 +42,7 @@ class Loading:
 
     def start(self, layer: int) -> None:
         """Queue the next layer; all entries' first ones come before any second one."""
-        self._futures.append(_readers.submit(self._read, layer))
+        self._futures.append(_readers[self.entry.tier].submit(self._read, layer))
 
     def _read(self, layer: int) -> Pair:
         pair = self.entry.layer(layer)

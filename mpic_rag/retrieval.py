@@ -44,11 +44,23 @@ class Retrieval:
         candidates = [self.engine.candidates(chunk) for chunk in self.chunks]
         for library in {c.library for some in candidates for c in some}:
             self._marks[library.name] = library.mark()
-        self.found = self.store.find(candidates)
+        far = self._worth_asking()
+        self.found = self.store.find(candidates, far)
         for i, found in enumerate(self.found):
-            if found is None:
+            if found is None and not far:
+                self.misses[i] = CHEAPER
+            elif found is None:
                 known = [self.store.faults.latest.get(c.key) for c in candidates[i]]
                 self.misses[i] = next((reason for reason in known if reason), "not compiled")
+
+    def _worth_asking(self) -> bool:
+        """Whether to ask the remote at all; its answer is waited for."""
+        engine = self.engine
+        if not self.store.remote or not self.store.adaptive or not self.rule.reuses:
+            return True
+        return self.store.costs.worth_asking(
+            "remote", engine.identity, len(self.chunks), engine.bytes_per_token
+        )
 
     def load(self) -> None:
         """Read small entries, begin to read large ones, pass over what is quicker to compute."""
@@ -56,9 +68,10 @@ class Retrieval:
         hits = [(i, found) for i, found in enumerate(self.found) if found]
         passed: set[int] = set()
         if reuses and self.store.adaptive:
+            far = [(i, f) for i, f in hits if f.size]
             per_token = self.engine.bytes_per_token
-            sizes = [(f.tier, f.size, f.size // per_token) for _, f in hits]
-            passed = {hits[n][0] for n in costs.to_compute(self.engine.identity, sizes)}
+            sizes = [(f.tier, f.size, f.tokens(per_token)) for _, f in far]
+            passed = {far[n][0] for n in costs.to_compute(self.engine.identity, sizes)}
         began = time.perf_counter()
         for i, found in hits:
             if i in passed:
@@ -173,9 +186,9 @@ class Retrieval:
                 if found is None and miss != CHEAPER
             ]
             self.engine.compile_later(missing)
-        self.engine.look_again(
-            [f for f, miss in zip(self.found, self.misses, strict=True) if f and miss == CHEAPER]
-        )
+        passed = [i for i, miss in enumerate(self.misses) if miss == CHEAPER]
+        if passed:
+            self.engine.look_again(self.chunks[passed[0]], self.found[passed[0]])
 
 
 def _keep(loading: Loading) -> None:

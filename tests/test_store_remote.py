@@ -99,6 +99,7 @@ def two_candidates(store, n):
 
 def test_deleting_reaches_the_remote_and_other_machines(connect, monkeypatch):
     monkeypatch.setattr(library_, "POLL", 0.0)
+    monkeypatch.setattr(library_, "SOON", 0.0)
     one, two, three = connect("one"), connect("two"), connect("three")
     fill(one.dynamic, 3, "amber")
     one.drain()
@@ -134,7 +135,41 @@ def test_speeds_are_measured(connect):
     fill(one.dynamic, 2)
     one.drain()
     assert read(two, 1)
-    assert two.costs.tiers["remote"].samples == 1
+    assert two.costs.tiers["remote"].looks == 1
+    assert two.dynamic.fetch(key_of(0))
+    assert two.dynamic.contains(key_of(0))
+    assert two.costs.tiers["remote"].looks == 2
+
+
+def test_a_remote_that_is_slower_than_computing_is_not_waited_for(connect, proxy, text_model):
+    page = Document.of("amber", [["amber station."], ["its keeper is maria."]])
+    one = Engine(text_model, connect("one"))
+    one.compile([page])
+    one.drain()
+    two = Engine(text_model, connect("two"))
+    two.store.costs.token_s[two.identity] = 1e-6
+    two.store.costs.measure_look("remote", 1.0)
+    served = proxy.served
+    answer = two.ask("who?", page.chunks, max_tokens=1)
+    assert [c.miss for c in answer.report.chunks] == ["quicker to compute"] * 2
+    two.drain()
+    assert proxy.served > served  # one entry was fetched beside it, to see how long that takes
+    assert two.store.costs.tiers["remote"].looks == 2
+    answer = two.ask("who?", page.chunks, max_tokens=1)
+    assert [c.tier for c in answer.report.chunks] == ["disk", ""]
+    two.drain()
+
+
+def test_what_an_outage_kept_back_is_sent_later(connect, proxy):
+    one = connect("one", timeout=0.3)
+    proxy.mode = "refuse"
+    fill(one.dynamic, 2, "amber")
+    one.drain()
+    proxy.mode = "pass"
+    again = connect("one")
+    assert all(again.dynamic.push(key_of(n)) for n in range(2))
+    assert same(read(connect("two"), 1), sample(seed=1))
+    assert not again.dynamic.push(key_of(9))
 
 
 @pytest.mark.parametrize("mode", ["refuse", "cut", "hang", "drip"])

@@ -59,10 +59,16 @@ class Found(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes to load."""
+        """Bytes that are still to be loaded."""
         if isinstance(self.entry, Held):
             return 0
-        return self.entry.size
+        return self.entry.size - (self.entry.bytes_read if isinstance(self.entry, Entry) else 0)
+
+    def tokens(self, per_token: int) -> int:
+        """Its tokens, of so many bytes each; of an entry on disk, about."""
+        if isinstance(self.entry, Stored):
+            return self.entry.size // per_token
+        return self.entry.tokens if isinstance(self.entry, Entry) else len(self.entry.kv.segment)
 
 
 class Store:
@@ -94,7 +100,7 @@ class Store:
         self._absent: dict[str, float] = {}
         self._lock = threading.Lock()
         self._background = ThreadPoolExecutor(2, "store")
-        self._pending: set[Future[None]] = set()
+        self._pending: set[Future[object]] = set()
 
     def library(self, name: str = DYNAMIC) -> Library:
         """A library by the name of its folder."""
@@ -121,10 +127,10 @@ class Store:
         names = (path.name for path in sorted(self.root.iterdir()) if path.is_dir())
         return [self.library(name) for name in names if _NAME.fullmatch(name)]
 
-    def find(self, wanted: Sequence[Sequence[Candidate]]) -> list[Found | None]:
+    def find(self, wanted: Sequence[Sequence[Candidate]], far: bool = True) -> list[Found | None]:
         """The best entry for each chunk, whose candidates come best first.
 
-        The nearest tiers first; the remote is asked, in one go, for what would be better.
+        The nearest tiers first; if `far`, the remote is asked, in one go, for what would be better.
         """
         keys: dict[Library, list[str]] = {}
         for candidate in (c for candidates in wanted for c in candidates):
@@ -138,7 +144,7 @@ class Store:
         for candidates in wanted:
             hits = ((n, c, here.get((c.library, c.key))) for n, c in enumerate(candidates))
             found.append(next(((n, Found(c, e)) for n, c, e in hits if e), None))
-        if self.remote and self.remote.available:
+        if far and self.remote and self.remote.available:
             self._ask_remote(self.remote, wanted, found)
         return [pair[1] if pair else None for pair in found]
 
@@ -156,21 +162,22 @@ class Store:
             if ((best := found[i]) is None or n < best[0])
             and now > self._absent.get(candidate.key, 0)
         ]
+        if not asked:
+            return
         heads = remote.open([(c.library.name, c.key) for _, _, c in asked])
-        size = 0
+        if not any(isinstance(opened, RemoteError) for opened in heads):
+            self.costs.measure_look("remote", monotonic() - now)
         for (i, n, candidate), opened in zip(asked, heads, strict=True):
             if opened is None:
                 self._absent[candidate.key] = now + ABSENT_S
             elif isinstance(opened, RemoteError):
                 candidate.library.fault(candidate.key, opened)
             elif entry := candidate.library.admit(candidate.key, opened):
-                size += entry.bytes_read
                 best = found[i]
                 if best is None or n < best[0]:
                     found[i] = n, Found(candidate, entry)
-        self.costs.measure_load("remote", size, monotonic() - now)
 
-    def later(self, work: Callable[[], None]) -> None:
+    def later(self, work: Callable[[], object]) -> None:
         """Do something that no request waits for."""
         future = self._background.submit(work)
         with self._lock:

@@ -8,25 +8,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from mpic_rag.store.remote import AHEAD
+
 RECENT = 0.3  # weight of the newest measurement
 WORTH = 0.85  # a plan must promise this share of the simpler one's seconds to be preferred
 
 
 @dataclass
 class Tier:
-    """Moving averages of one tier: seconds until the first byte, bytes a second after it."""
+    """Moving averages of one tier: seconds of a look-up, bytes a second of what follows."""
 
     latency: float
     bandwidth: float
+    looks: int = 0
     samples: int = 0
-
-    def measure(self, size: int, seconds: float, first: float = 0.0) -> None:
-        """Take in that `size` bytes came in `seconds`, the first of them after `first`."""
-        weight = RECENT if self.samples else 1.0
-        self.latency += weight * (first - self.latency)
-        speed = size / max(seconds - first, 1e-6)
-        self.bandwidth += weight * (speed - self.bandwidth)
-        self.samples += 1
 
 
 def _tiers() -> dict[str, Tier]:
@@ -41,6 +36,7 @@ class Costs:
     path: Path | None = None
     tiers: dict[str, Tier] = field(default_factory=_tiers)
     token_s: dict[str, float] = field(default_factory=dict)  # seconds a token, by model and device
+    chunk_tokens: float = 256.0  # of a retrieved chunk
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,25 +44,45 @@ class Costs:
             kept = json.loads(self.path.read_text()) if self.path else {}
             self.tiers |= {name: Tier(**t) for name, t in kept.get("tiers", {}).items()}
             self.token_s |= {str(k): float(v) for k, v in kept.get("token_s", {}).items()}
+            self.chunk_tokens = float(kept.get("chunk_tokens", self.chunk_tokens))
         except (OSError, ValueError, TypeError, AttributeError):
-            pass  # figures only: they are measured again
+            pass  # none yet, or damaged ones: figures only, they are measured again
 
     def save(self) -> None:
         """Keep the figures; a store that can't be written to does without."""
         if self.path:
             part = self.path.with_suffix(".part")
-            figures = {"tiers": {n: asdict(t) for n, t in self.tiers.items()}}
+            figures = {
+                "tiers": {name: asdict(tier) for name, tier in self.tiers.items()},
+                "token_s": self.token_s,
+                "chunk_tokens": self.chunk_tokens,
+            }
             try:
-                part.write_text(json.dumps(figures | {"token_s": self.token_s}))
+                part.write_text(json.dumps(figures))
                 part.replace(self.path)
             except OSError:
                 return
 
-    def measure_load(self, tier: str, size: int, seconds: float, first: float = 0.0) -> None:
-        """Take in a load; `memory` has no figures, it always wins."""
+    def measure_look(self, tier: str, seconds: float) -> None:
+        """Take in how long a request's look-up took, small entries' transfer with it."""
         with self._lock:
-            if tier in self.tiers and size:
-                self.tiers[tier].measure(size, seconds, first)
+            it = self.tiers[tier]
+            it.latency += (RECENT if it.looks else 1.0) * (seconds - it.latency)
+            it.looks += 1
+
+    def measure_load(self, tier: str, size: int, seconds: float) -> None:
+        """Take in that `size` bytes came in `seconds`, latency and all."""
+        with self._lock:
+            it = self.tiers[tier]
+            speed = size / max(seconds - it.latency, seconds / 2, 1e-6)
+            it.bandwidth += (RECENT if it.samples else 1.0) * (speed - it.bandwidth)
+            it.samples += 1
+
+    def measure_chunks(self, count: int, tokens: int) -> None:
+        """Take in how long the chunks of a request are."""
+        with self._lock:
+            mean = tokens / count
+            self.chunk_tokens += RECENT * (mean - self.chunk_tokens)
 
     def measure_prefill(self, model: str, tokens: int, seconds: float) -> None:
         """Take in a prefill that is long enough to say something."""
@@ -95,6 +111,15 @@ class Costs:
             if seconds < WORTH * best_s:
                 best, best_s = m, seconds
         return set(order[:best])
+
+    def worth_asking(self, tier: str, model: str, chunks: int, bytes_per_token: int) -> bool:
+        """Whether chunks that may lie in a far tier would come sooner from it than by computing."""
+        rate, it = self.token_s.get(model), self.tiers[tier]
+        if rate is None or not it.looks or not chunks:
+            return True
+        tokens = self.chunk_tokens * chunks
+        load_s = it.latency + max(0.0, tokens * bytes_per_token - chunks * AHEAD) / it.bandwidth
+        return load_s < rate * tokens
 
     def load_s(self, tier: str, size: int) -> float:
         """Expected seconds for bytes of a tier, once they flow."""

@@ -168,6 +168,8 @@ class Entry:
         part = self._parts[name]
         if part.end <= self._here:
             data = self._head[part.start : part.end]
+            if len(data) != part.end - part.start:
+                raise StoreError("is cut short")
             mark = xxhash.xxh3_128_hexdigest(self._raw[part.start : part.end])
         else:
             data = self._read(part.start, part.end)
@@ -182,11 +184,15 @@ class Entry:
         return data
 
     def raw(self) -> bytes:
-        """The whole entry, parts that were fetched already not again."""
-        parts = [self._got.get(name, None) for name in self._parts]
-        parts = [self._part(n) if p is None else p for n, p in zip(self._parts, parts, strict=True)]
+        """The whole entry; what is still missing is read at once."""
+        if self._here < self.size and any(name not in self._got for name in self._parts):
+            rest = self._read(self._here, self.size)
+            self.bytes_read += len(rest)
+            self._head = torch.cat([self._head, rest])
+            self._raw, self._here = self._head.numpy().data, self.size
+        parts = (self._got[n] if n in self._got else self._part(n) for n in self._parts)
         head = self._head[: self._body].numpy().tobytes()
-        return head + b"".join(part.numpy().tobytes() for part in parts if part is not None)
+        return head + b"".join(part.numpy().tobytes() for part in parts)
 
     def segment(self, features: bool = False) -> Segment:
         """The tokens; image features [rows, hidden] only where they are asked for."""

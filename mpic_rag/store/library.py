@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 POLL = 60.0  # seconds until what other machines deleted is gone here, while the remote answers
+SOON = 30.0  # seconds until it is asked for beside a request, so that few have to wait for it
 
 
 @dataclass(frozen=True)
@@ -168,22 +170,9 @@ class Library:
             return False
         self._forget([key])
         if self.store.remote:
-            self.store.later(lambda: self._put_remote(key, tag, since))
+            # From disk: entries that wait their turn must not fill the memory.
+            self.store.later(partial(self.push, key))
         return True
-
-    def _put_remote(self, key: str, tag: str, since: int) -> None:
-        """Upload from disk: entries that wait their turn must not fill the memory."""
-        remote = self.store.remote
-        if not remote or not remote.available:
-            return
-        try:
-            for stored in self.disk.find([key]).values():
-                remote.put(self.name, key, self.disk.open(stored).raw(), tag)
-            self.mark()
-            if self.deletions.deleted(key, tag, since):
-                remote.delete(self.name, [key])
-        except (OSError, StoreError) as error:
-            self.fault(key, error)
 
     def keep(self, key: str, entry: Entry, kv: ChunkKV, since: int) -> None:
         """Keep what was loaded in the tiers above: memory, and the disk if it came from afar."""
@@ -195,30 +184,62 @@ class Library:
         if self.mark() and self.deletions.deleted(key, tag, since):
             self._forget([key])
         if entry.tier == "remote":
-            self.store.later(lambda: self._fill(key, entry, tag, since))
+            self.store.later(partial(self._fill, key, entry, since))
 
-    def _fill(self, key: str, entry: Entry, tag: str, since: int) -> None:
+    def _fill(self, key: str, entry: Entry, since: int) -> bool:
         def allowed() -> bool:
             self.mark()
-            return not self.deletions.deleted(key, tag, since)
+            return not self.deletions.deleted(key, entry.facts.get("document", ""), since)
 
         try:
-            self.disk.put(key, entry.raw(), tag, allowed)
-        except (OSError, StoreError) as error:
+            data = entry.raw()
+            return self.disk.put(key, data, entry.facts.get("document", ""), allowed)
+        except (StoreError, RemoteError) as error:
+            self.fault(key, error, "remote")
+        except OSError as error:
             self.fault(key, error)
+        return False
 
     def fetch(self, key: str) -> bool:
-        """Bring an entry from the remote to this disk, in the background; false if it can't be."""
-        remote, since = self.store.remote, self.mark()
+        """Bring an entry from the remote to this disk; false if it can't be."""
+        remote, since, began = self.store.remote, self.mark(), time.monotonic()
         if not remote or not remote.available:
             return False
         (opened,) = remote.open([(self.name, _checked(key))])
         if isinstance(opened, RemoteError):
-            self.fault(key, opened)
+            self.fault(key, opened, "remote")
         entry = self.admit(key, opened) if callable(opened) else None
-        if entry:
-            self.store.later(lambda: self._fill(key, entry, entry.facts["document"], since))
-        return entry is not None
+        if entry is None:
+            return False
+        looked, read = time.monotonic(), entry.bytes_read
+        self.store.costs.measure_look("remote", looked - began)
+        stored = self._fill(key, entry, since)
+        if entry.bytes_read > read:
+            seconds = time.monotonic() - looked
+            self.store.costs.measure_load("remote", entry.bytes_read - read, seconds)
+        return stored
+
+    def push(self, key: str) -> bool:
+        """Bring an entry from this disk to the remote; false if it can't be."""
+        remote, since = self.store.remote, self.mark()
+        if not remote or not remote.available:
+            return False
+        try:
+            (stored,) = self._on_disk([_checked(key)]).values()
+            remote.put(self.name, key, self.disk.open(stored).raw(), stored.document)
+            self.mark()
+            if self.deletions.deleted(key, stored.document, since):
+                remote.delete(self.name, [key], stored.document)
+                return False
+        except ValueError:  # deleted or evicted meanwhile
+            return False
+        except RemoteError as error:
+            self.fault(key, error, "remote")
+            return False
+        except (OSError, StoreError) as error:
+            self.fault(key, error)
+            return False
+        return True
 
     def delete(self, keys: Sequence[str]) -> int:
         """Delete entries everywhere; returns how many this disk had.
@@ -252,26 +273,35 @@ class Library:
             self._quietly(lambda: self.disk.touch(keys), None)
 
     def poll(self) -> None:
-        """Learn, every `POLL` seconds, what other machines deleted from the shared remote."""
+        """Learn what other machines deleted from the shared remote, `POLL` seconds ago at most."""
         remote = self.store.remote
+        age = time.monotonic() - self._polled
+        if not remote or age < SOON or not remote.available:
+            return
+        if age > POLL:
+            self._poll(remote)
+        elif not self._poll_lock.locked():
+            self.store.later(partial(self._poll, remote))
+
+    def _poll(self, remote: Remote) -> None:
         with self._poll_lock:
-            due = remote and time.monotonic() - self._polled > POLL
-            if not remote or not due or not remote.available:
-                return
+            if time.monotonic() - self._polled < SOON:
+                return  # somebody else just did
+            began = time.monotonic()
             try:
                 names, newest = remote.deletions(self.name, self._newest())
-                self._polled = time.monotonic()
             except RemoteError as error:
                 self.store.faults.count(error.cause, error)
                 return
-        keys = [name for name in names if KEY.fullmatch(name)]
-        tags = [name for name in names if is_document(name)]
-        if keys or tags:
-            self.deletions.note([*keys, *tags], "~")
-            self.disk.delete(keys)
-            for tag in tags:
-                self.disk.delete_document(tag)
-            (self.folder / "newest").write_text(newest)
+            self._polled = began
+            keys = [name for name in names if KEY.fullmatch(name)]
+            tags = [name for name in names if is_document(name)]
+            if keys or tags:
+                self.deletions.note([*keys, *tags], "~")
+                self.disk.delete(keys)
+                for tag in tags:
+                    self.disk.delete_document(tag)
+                (self.folder / "newest").write_text(newest)
 
     def _newest(self) -> str:
         """The newest note of a deletion that is dealt with here."""
