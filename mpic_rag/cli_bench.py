@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from mpic_rag import guide
+from mpic_rag.bench import int8 as int8_
+from mpic_rag.bench import places
 from mpic_rag.bench import store as store_
+from mpic_rag.documents import Document
 from mpic_rag.model import BUNDLED, Model
 from mpic_rag.output import JsonOption, console, log, write_json
 
@@ -28,56 +35,102 @@ def store(
         str, typer.Option("--model", help="Model folder, .gguf file or hub name.")
     ] = str(BUNDLED),
     tokens: Annotated[int, typer.Option(min=16, help="Tokens of a chunk.")] = 512,
-    rounds: Annotated[int, typer.Option(min=1)] = 7,
-    quick: Annotated[bool, typer.Option("--quick", help="Within a minute.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="How often all ways take turns.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="Small, within a minute.")] = False,
     json: JsonOption = None,
 ) -> None:
-    """Loading against computing on disks of every speed, overlap of both, an int8 store."""
+    """Load or compute, both at once, a dead remote, an int8 store.
+
+    1, 4 and 16 chunks, read from memory, disks of several speeds and an S3 server on loopback
+    (with the extra `bench`). Speeds are relative to break-even, where loading takes as long as
+    computing. Writes to a temporary folder (TMPDIR), which must be on a disk, not in memory.
+    """
     loaded = Model.load(model)
-    counts, rounds = ([1, 4], 2) if quick else ([1, 4, 16], rounds)
-    room = loaded.max_tokens - 64
+    if quick:
+        tokens, rounds = min(tokens, 64), 1
+    room = loaded.max_tokens - 128  # beside the question and the system prompt
     rows: list[store_.Row] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for count in counts:
+
+    def take(measured: Iterable[store_.Row]) -> None:
+        for row in measured:
+            rows.append(row | {"model": model})
+        if json and json != "-":  # what there is, in case of an interrupt
+            write_json(rows, json)
+
+    with tempfile.TemporaryDirectory() as name, _server() as port, _progress() as progress:
+        home = Path(name)
+        for count in (1, 4) if quick else (1, 4, 16):
             size = min(tokens, room // count)
-            with log.status(f"{count} chunks of {size} tokens"):
-                rows += store_.never_slower(loaded, Path(folder), [count], size, rounds)
-        with log.status("overlap"):
-            size = min(tokens, room // 4)
-            rows += store_.overlap(loaded, Path(folder), 4, size, rounds)
-        with log.status("int8"):
-            pages = guide.shelves()["shelf-1"]
-            asked = [q.question for q in guide.questions() if q.shelf == "shelf-1"]
-            if loaded.family.markers is None:
-                pages = store_.documents(loaded, 4, min(tokens, 128))
-            rows.append(store_.int8(loaded, Path(folder), pages, asked))
-    for row in rows:
-        row["model"] = model
-    if json:
+            take(store_.never_slower(loaded, home, count, size, rounds, port, progress))
+        size = min(tokens, room // 4)
+        with progress.console.status("Both at once"):
+            take([store_.overlap(loaded, home / "overlap", 4, size, rounds, port)])
+        if port:
+            with progress.console.status("A dead remote"):
+                take(store_.dead_remote(loaded, home, 4, min(size, 128), 5 if quick else 40, port))
+        with progress.console.status("int8"):
+            pages, asked = _answerable(loaded, min(tokens, 128))
+            take([int8_.int8(loaded, home / "int8", pages, asked)])
+    if json == "-":
         write_json(rows, json)
-    if json != "-":
+    else:
         for table in _tables(rows):
             console.print(table)
 
 
-def _tables(rows: list[store_.Row]) -> list[Table]:
-    slower = Table(title="Time to first token, medians: is adaptive loading ever slower?")
-    for column in ("chunks", "from", "MB/s", "load ms", "compute ms", "adaptive ms", "of the best"):
-        slower.add_column(column, justify="left" if column == "from" else "right")
+@contextlib.contextmanager
+def _server() -> Iterator[int | None]:
+    if all(importlib.util.find_spec(name) for name in ("moto", "s3fs")):
+        with places.s3() as port:
+            yield port
+    else:
+        log.print("without a remote: pip install 'mpic-rag[bench]' measures one", markup=False)
+        yield None
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), console=log)
+
+
+def _answerable(model: Model, tokens: int) -> tuple[list[Document], list[str]]:
+    """Documents and questions on them: the guide, for a model that knows it."""
+    if model.family.markers is None:
+        return store_.documents(model, 4, tokens), [places.QUESTION, "Which words come first?"]
+    asked = [q.question for q in guide.questions() if q.shelf == "shelf-1"]
+    return guide.shelves()["shelf-1"], asked
+
+
+def _tables(rows: list[store_.Row]) -> Iterator[Table]:
+    slower = Table(title="Seconds to the first token, and adaptive loading's to the better of both")
+    slower.add_column("chunks", no_wrap=True)
+    slower.add_column("from", no_wrap=True)
+    for column in ("MB/s", "load", "compute", "adaptive", "ratio", "range"):
+        slower.add_column(column, justify="right", no_wrap=True)
     for r in (r for r in rows if r["what"] == "never slower"):
         slower.add_row(
-            str(r["chunks"]),
-            r["setting"],
+            f"{r['chunks']}x{r['chunk_tokens']}",
+            r["place"],
             f"{r['mb_per_s']:.0f}" if r["mb_per_s"] else "",
-            *(f"{r[name] * 1e3:.0f}" for name in ("load_s", "compute_s", "adaptive_s")),
-            f"[{'green' if r['ok'] else 'red'}]{r['ratio']:.2f}[/]",
+            *(f"{r[name]:.3f}" for name in ("load_s", "compute_s", "adaptive_s")),
+            _judged(r),
+            f"{r['ratio_low']:.2f}-{r['ratio_high']:.2f}",
         )
-    rest = Table(title="Overlap and int8", show_header=False)
+    yield slower
+    rest = Table(title="Besides")
+    for column in ("what", "measured"):
+        rest.add_column(column)
     for r in rows:
         if r["what"] == "overlap":
-            rest.add_row("load and compute at once, of their sum", f"{r['ratio']:.2f}")
+            rest.add_row(f"load and compute at once, of their sum ({r['place']})", _judged(r))
+        if r["what"] == "dead remote":
+            rest.add_row(f"p95 with a remote that will {r['place']}, of none", _judged(r))
         if r["what"] == "int8":
             rest.add_row("int8: bytes, of the model's own numbers", f"{r['bytes_ratio']:.2f}")
             rest.add_row("int8: bytes, of bfloat16", f"{r['bytes_ratio_bf16']:.2f}")
-            rest.add_row("int8: KL at the first token, nats", f"{r['kl']:.5f}")
-    return [slower, rest]
+            rest.add_row("int8: KL to unquantised answers, nats", _judged(r, "kl", 5))
+    yield rest
+
+
+def _judged(row: store_.Row, name: str = "ratio", digits: int = 2) -> str:
+    return f"[{'green' if row['ok'] else 'red'}]{row[name]:.{digits}f}[/]"

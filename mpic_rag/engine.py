@@ -14,8 +14,10 @@ from mpic_rag.compiler import Compiler, Mode, compute
 from mpic_rag.conversation import Answer, Conversation
 from mpic_rag.documents import Chunk, Document, Part
 from mpic_rag.model import Model
+from mpic_rag.segment import Segment
 from mpic_rag.selection import Selector
 from mpic_rag.store import Candidate, Entry, Found, Held, Library, Store, Stored, StoreError
+from mpic_rag.store.costs import TELLING
 
 
 class Engine:
@@ -132,6 +134,21 @@ class Engine:
                 key = self.compiler.key(chunk, library, mode)
                 if key not in self._pending:
                     self._pending[key] = self._background.submit(work, chunk)
+
+    def measure_later(self, loaded: Sequence[Segment]) -> None:
+        """Compute a loaded chunk in the background, to know from then on which is quicker."""
+        chosen = max(loaded, key=len, default=None)
+        if chosen is None or len(chosen) < TELLING:
+            return
+
+        def work() -> None:
+            with self.model.lock:
+                began = perf_counter()
+                compute(self.model, [chosen])
+                seconds = perf_counter() - began
+            self.store.costs.measure_prefill(self.identity, len(chosen), seconds)
+
+        self.store.later(work)
 
     def look_again(self, chunk: Chunk, found: Found | None) -> None:
         """Load, in the background, an entry that seemed slow to load: it may be no longer."""

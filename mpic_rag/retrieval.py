@@ -14,12 +14,14 @@ from mpic_rag.report import ChunkReport, Report
 from mpic_rag.segment import ChunkKV
 from mpic_rag.selection import Selector
 from mpic_rag.store import Candidate, Entry, Found, Held, Stored, StoreError
+from mpic_rag.store.costs import Load
 from mpic_rag.store.remote import RemoteError
 
 if TYPE_CHECKING:
     from mpic_rag.engine import Engine
 
 PATIENCE = 4.0  # times the expected seconds, until a remote load is given up
+TELLING = 1 << 16  # bytes whose time says something about a disk
 CHEAPER = "quicker to compute"
 
 
@@ -34,6 +36,7 @@ class Retrieval:
         self.pieces: list[Piece | None] = [None] * len(chunks)
         self.loadings: list[Loading] = []
         self._opened: list[Entry] = []
+        self._uncertain = False
         self._marks: dict[str, int] = {}
         self._read: list[tuple[Candidate, Entry, ChunkKV, int]] = []
 
@@ -64,14 +67,14 @@ class Retrieval:
 
     def load(self) -> None:
         """Read small entries, begin to read large ones, pass over what is quicker to compute."""
-        costs, reuses = self.store.costs, self.rule.reuses
+        costs = self.store.costs
         hits = [(i, found) for i, found in enumerate(self.found) if found]
         passed: set[int] = set()
-        if reuses and self.store.adaptive:
-            far = [(i, f) for i, f in hits if f.size]
-            per_token = self.engine.bytes_per_token
-            sizes = [(f.tier, f.size, f.tokens(per_token)) for _, f in far]
-            passed = {far[n][0] for n in costs.to_compute(self.engine.identity, sizes)}
+        if self.rule.reuses and self.store.adaptive:
+            far = [(i, found) for i, found in hits if found.size]
+            loads = [self._load(found) for _, found in far]
+            passed = {far[n][0] for n in costs.to_compute(self.engine.identity, loads)}
+            self._uncertain = costs.uncertain(self.engine.identity, loads)
         began = time.perf_counter()
         for i, found in hits:
             if i in passed:
@@ -82,9 +85,13 @@ class Retrieval:
             except (StoreError, OSError) as error:
                 self._fail(i, error)
         read = sum(entry.bytes_read for entry in self._opened if entry.tier == "disk")
-        if read > SMALL and not self.loadings:
+        if read > TELLING and not self.loadings:
             costs.measure_load("disk", read, time.perf_counter() - began)
         start(self.loadings)
+
+    def _load(self, found: Found) -> Load:
+        tokens = found.tokens(self.engine.bytes_per_token)
+        return Load(found.tier, found.size, tokens, found.size > SMALL)
 
     def _piece(self, found: Found) -> Piece:
         features = "features" in self.rule.reads
@@ -144,6 +151,9 @@ class Retrieval:
     def describe(self, report: Report, recomputed: Sequence[int]) -> None:
         """Fill in the report's part about chunks."""
         report.bytes_read = sum(entry.bytes_read for entry in self._opened)
+        if self.chunks:
+            tokens = sum(len(piece.segment) for piece in self.pieces if piece)
+            self.store.costs.measure_chunks(len(self.chunks), tokens)
         for chunk, piece, found, miss, count in zip(
             self.chunks, self.pieces, self.found, self.misses, recomputed, strict=True
         ):
@@ -186,6 +196,8 @@ class Retrieval:
                 if found is None and miss != CHEAPER
             ]
             self.engine.compile_later(missing)
+        if self._uncertain:
+            self.engine.measure_later([p.segment for p in self.pieces if p and p.reused])
         passed = [i for i, miss in enumerate(self.misses) if miss == CHEAPER]
         if passed:
             self.engine.look_again(self.chunks[passed[0]], self.found[passed[0]])

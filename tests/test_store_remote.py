@@ -5,11 +5,11 @@ import time
 import pytest
 import torch
 from helpers import key
-from proxy import Proxy
 from test_entry import same, sample
 from test_store import fill, key_of, read
 
 from mpic_rag import Document, Engine
+from mpic_rag.bench.proxy import Proxy
 from mpic_rag.store import Store
 from mpic_rag.store import library as library_
 

@@ -1,31 +1,25 @@
-"""What the store costs: loading against computing on tiers of every speed, overlap, int8."""
+"""What the store costs: loading against computing from places of every speed, both at once."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
-import torch
-import torch.nn.functional as F
+from rich.progress import Progress
 
+from mpic_rag.bench.places import Place, remote, ttft
+from mpic_rag.bench.proxy import Proxy
 from mpic_rag.documents import Chunk, Document
 from mpic_rag.engine import Engine
 from mpic_rag.model import Model
 from mpic_rag.store import Store
-from mpic_rag.store.entry import Entry, Read
-from mpic_rag.store.files import Stored
-from mpic_rag.store.local import Local
 
 Row = dict[str, Any]
-Ask = Callable[[Engine, str], float]
-QUESTION = "What is this about?"
+LIMIT = 1.05  # of the better of loading and computing everything
 WORDS = ("the", "of", "and", "to", "in", "is", "on", "at", "by", "for", "with", "from", "that")
 
 
@@ -42,187 +36,155 @@ def documents(model: Model, count: int, tokens: int) -> list[Document]:
     return made
 
 
-class SlowDisk:
-    """Makes a library's disk deliver so many bytes a second, whoever reads; or forget its cache."""
-
-    def __init__(self, disk: Local, rate: float | None = None, cold: bool = False) -> None:
-        self.disk, self.rate, self.cold = disk, rate, cold
-        self._open, self._free_at = disk.open, 0.0
-
-    def __enter__(self) -> None:
-        self.disk.open = self._slowly  # type: ignore[method-assign]
-
-    def __exit__(self, *_: object) -> None:
-        self.disk.open = self._open  # type: ignore[method-assign]
-
-    def _slowly(self, stored: Stored) -> Entry:
-        if self.cold:
-            self._forget(stored)
-        entry = self._open(stored)
-        if self.rate:
-            entry._read = partial(self._wait, entry._read)
-            self._charge(entry.bytes_read)
-        return entry
-
-    def _wait(self, read: Read, start: int, end: int) -> torch.Tensor:
-        self._charge(end - start)
-        return read(start, end)
-
-    def _charge(self, size: int) -> None:
-        assert self.rate
-        now = time.monotonic()
-        self._free_at = max(self._free_at, now) + size / self.rate
-        time.sleep(self._free_at - now)
-
-    def _forget(self, stored: Stored) -> None:
-        fd = os.open(self.disk.folder / "entries" / stored.file, os.O_RDONLY)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
+def compiled(
+    model: Model, home: Path, pages: list[Document], port: int | None = None
+) -> tuple[list[Chunk], int]:
+    """Compile pages into a store, and onto a server; returns their chunks and bytes."""
+    engine = Engine(model, Store(home, memory=0, **(remote(port, 60.0) if port else {})))
+    engine.compile(pages)
+    engine.drain()
+    size = sum(row.size for row in engine.libraries[0].rows())
+    engine.store.close()
+    return [chunk for page in pages for chunk in page.chunks], size
 
 
-def ttft(engine: Engine, chunks: list[Chunk], selector: str) -> float:
-    """Seconds to the first token."""
-    return engine.ask(QUESTION, chunks, selector=selector, max_tokens=1).report.ttft_s
+def compute_s(model: Model, home: Path, chunks: list[Chunk]) -> float:
+    """Seconds to the first token by full prefill, once warm."""
+    engine = Engine(model, Store(home, memory=0))
+    seconds = [ttft(engine, chunks, "full") for _ in range(2)]
+    engine.store.close()
+    return seconds[1]
 
 
 def never_slower(
-    model: Model, folder: Path, counts: list[int], tokens: int, rounds: int
+    model: Model,
+    home: Path,
+    count: int,
+    tokens: int,
+    rounds: int,
+    port: int | None,
+    progress: Progress,
 ) -> Iterator[Row]:
-    """Adaptive loading against loading everything and computing everything, tier by tier."""
-    for count in counts:
-        pages = documents(model, count, tokens)
-        chunks = [page.chunks[0] for page in pages]
-        home = folder / str(count)
-        writer = Engine(model, Store(home))
-        writer.compile(pages)
-        size = sum(row.size for row in writer.libraries[0].rows())
-        ttft(writer, chunks, "full")
-        compute_s = ttft(writer, chunks, "full")
-        even = size / compute_s
-        settings: dict[str, dict[str, Any]] = {
-            "memory": {"memory": True},
-            "warm disk": {},
-            "cold disk": {"cold": True},
-            **{f"{x:g} x break-even": {"rate": x * even} for x in (0.25, 0.5, 1, 2, 4)},
+    """Adaptive loading against loading everything and computing everything, place by place.
+
+    All take turns within a round; ratios are of one round, to the way that is better on the whole.
+    """
+    chunks, size = compiled(model, home, documents(model, count, tokens), port)
+    even = size / compute_s(model, home, chunks)
+    with contextlib.ExitStack() as stack:
+        places = [
+            Place("memory", memory=True),
+            Place("warm disk"),
+            Place("cold disk", cold=True),
+            *(Place(f"disk at {x:g}x", rate=x * even) for x in (0.5, 1, 2, 4)),
+        ]
+        for delay in (0.0, 0.05) if port else ():
+            proxy = stack.enter_context(Proxy(port or 0, delay))
+            places.append(Place(f"remote, {delay * 1e3:.0f} ms", port=proxy.port))
+        engines = {
+            (place.name, adaptive): stack.enter_context(place.engine(model, home, adaptive))
+            for place in places
+            for adaptive in (True, False)
         }
-        for name, setting in settings.items():
-            memory = 1 << 34 if setting.pop("memory", False) else 0
-            stores = {a: Store(home, memory=memory, adaptive=a) for a in (True, False)}
-            for store in stores.values():
-                store.costs.path = None
-            engines = {a: Engine(model, store) for a, store in stores.items()}
-            seconds: dict[str, list[float]] = {"load": [], "compute": [], "adaptive": []}
-            with contextlib.ExitStack() as stack:
-                if setting:
-                    for engine in engines.values():
-                        stack.enter_context(SlowDisk(engine.libraries[0].disk, **setting))
-                for _ in range(2):  # warm-up, in which the speeds are measured
-                    ttft(engines[True], chunks, "none")
-                    engines[True].drain()
-                ttft(engines[False], chunks, "none")
-                engines[False].drain()
-                for _ in range(rounds):
-                    seconds["load"].append(ttft(engines[False], chunks, "none"))
-                    engines[False].drain()
-                    seconds["compute"].append(ttft(engines[False], chunks, "full"))
-                    seconds["adaptive"].append(ttft(engines[True], chunks, "none"))
-                    engines[True].drain()
-            ratios = [
-                a / min(x, y)
-                for a, x, y in zip(
-                    seconds["adaptive"], seconds["load"], seconds["compute"], strict=True
-                )
-            ]
-            best = min(median(seconds["load"]), median(seconds["compute"]))
-            yield {
-                "what": "never slower",
-                "chunks": count,
-                "setting": name,
-                "mb_per_s": setting.get("rate", 0) / 1e6 or None,
-                **{f"{k}_s": median(v) for k, v in seconds.items()},
-                "ratio": median(seconds["adaptive"]) / best,
-                "worst": max(ratios),
-                "ok": median(seconds["adaptive"]) <= 1.05 * best,
-            }
-            for store in stores.values():
-                store.close()
-        writer.store.close()
-
-
-def overlap(model: Model, folder: Path, count: int, tokens: int, rounds: int) -> Iterator[Row]:
-    """Half of the chunks missing, on a disk as slow as computing: both at once against in turn."""
-    pages = documents(model, count, tokens)
-    chunks = [page.chunks[0] for page in pages]
-    half = chunks[1::2]
-    engine = Engine(model, Store(folder / "overlap", memory=0, adaptive=False))
-    engine.compile(pages[1::2])
-    engine.compile_later = lambda chunks: None  # type: ignore[method-assign]
-    ttft(engine, chunks[0::2], "full")
-    compute_s = ttft(engine, chunks[0::2], "full")
-    size = sum(row.size for row in engine.libraries[0].rows())
-    seconds: dict[str, list[float]] = {"both": [], "load": [], "compute": []}
-    with SlowDisk(engine.libraries[0].disk, rate=size / compute_s):
+        task = progress.add_task(f"{count} x {tokens} tokens", total=(rounds + 1) * len(places))
+        seconds: dict[tuple[str, str], list[float]] = {}
+        for place in places:  # warm-up, in which the speeds are measured
+            for adaptive in (True, True, True, False):
+                place.ttft(engines[place.name, adaptive], chunks)
+            progress.advance(task)
         for _ in range(rounds):
-            seconds["both"].append(ttft(engine, chunks, "none"))
-            seconds["load"].append(ttft(engine, half, "none"))
-            seconds["compute"].append(ttft(engine, chunks[0::2], "full"))
-    both, load, compute = (median(seconds[k]) for k in ("both", "load", "compute"))
-    ratio = both / (load + compute)
-    yield {
+            full = ttft(engines[places[0].name, False], chunks, "full")
+            for place in places:
+                for way, adaptive in (("load", False), ("adaptive", True)):
+                    taken = place.ttft(engines[place.name, adaptive], chunks)
+                    seconds.setdefault((place.name, way), []).append(taken)
+                seconds.setdefault((place.name, "compute"), []).append(full)
+                progress.advance(task)
+    for place in places:
+        ways = {way: seconds[place.name, way] for way in ("load", "compute", "adaptive")}
+        best = min(("load", "compute"), key=lambda way: median(ways[way]))
+        ratios = [a / b for a, b in zip(ways["adaptive"], ways[best], strict=True)]
+        yield {
+            "what": "never slower",
+            "chunks": count,
+            "chunk_tokens": tokens,
+            "place": place.name,
+            "mb_per_s": place.rate / 1e6 if place.rate else None,
+            **{f"{way}_s": median(taken) for way, taken in ways.items()},
+            "best": best,
+            "ratio": median(ratios),
+            "ratio_low": min(ratios),
+            "ratio_high": max(ratios),
+            "ok": median(ratios) <= LIMIT,
+        }
+
+
+def overlap(
+    model: Model, home: Path, count: int, tokens: int, rounds: int, port: int | None
+) -> Row:
+    """Half of the chunks missing, storage as slow as computing: at once, against one by one.
+
+    The storage is the server behind a slow network, where there is one, else a slow disk.
+    """
+    pages = documents(model, count, tokens)
+    half, size = compiled(model, home, pages[1::2], port)
+    missing = [page.chunks[0] for page in pages[0::2]]
+    rate = size / compute_s(model, home, missing)
+    seconds: dict[str, list[float]] = {"both": [], "load": [], "compute": []}
+    with contextlib.ExitStack() as stack:
+        place = Place("slow", rate=None if port else rate)
+        if port:
+            place.port = stack.enter_context(Proxy(port, rate=rate)).port
+        engine = stack.enter_context(place.engine(model, home, False))
+        place.ttft(engine, half)
+        for _ in range(rounds):
+            seconds["both"].append(place.ttft(engine, [p.chunks[0] for p in pages]))
+            seconds["load"].append(place.ttft(engine, half))
+            seconds["compute"].append(ttft(engine, missing, "full"))
+    ratios = [
+        both / (load + compute) for both, load, compute in zip(*seconds.values(), strict=True)
+    ]
+    return {
         "what": "overlap",
         "chunks": count,
-        "load_s": load,
-        "compute_s": compute,
-        "adaptive_s": both,
-        "ratio": ratio,
-        "ok": ratio < 0.8,
-    }
-    engine.store.close()
-
-
-def int8(
-    model: Model, folder: Path, pages: list[Document], questions: list[str], steps: int = 8
-) -> Row:
-    """Bytes, and how far answers drift, of an int8 store against the model's own dtype."""
-    chunks = [chunk for page in pages for chunk in page.chunks]
-    engines = [
-        Engine(model, Store(folder / f"int8-{i}", memory=0, adaptive=False, int8=i))
-        for i in (False, True)
-    ]
-    for engine in engines:
-        engine.compile(pages)
-    sizes = [sum(row.size for row in e.libraries[0].rows()) for e in engines]
-    drift, same = [], 0
-    for question in questions:
-        logits = [_logits(engine, question, chunks, steps) for engine in engines]
-        log_p, log_q = (F.log_softmax(x, dim=-1) for x in logits)
-        drift.append(float((log_p.exp() * (log_p - log_q)).sum(-1)[0]))
-        same += int(logits[0][0].argmax() == logits[1][0].argmax())
-    for engine in engines:
-        engine.store.close()
-    return {
-        "what": "int8",
-        "chunks": len(chunks),
-        "bytes_ratio": sizes[1] / sizes[0],
-        "bytes_ratio_bf16": sizes[1] / sizes[0] * model.dtype.itemsize / 2,
-        "kl": sum(drift) / len(drift),
-        "same_token": same / len(questions),
-        "ok": sum(drift) / len(drift) <= 0.005,
+        "chunk_tokens": tokens,
+        "place": "remote" if port else "disk",
+        "mb_per_s": rate / 1e6,
+        **{f"{way}_s": median(taken) for way, taken in seconds.items()},
+        "ratio": median(ratios),
+        "ratio_low": min(ratios),
+        "ratio_high": max(ratios),
+        "ok": median(ratios) < 0.8,
     }
 
 
-def _logits(engine: Engine, question: str, chunks: list[Chunk], steps: int) -> torch.Tensor:
-    """Scores [tokens, vocabulary] of a greedy answer."""
-    seen: list[torch.Tensor] = []
-    inner = engine.model.logits
-
-    def keep(hidden: torch.Tensor) -> torch.Tensor:
-        seen.append(inner(hidden))
-        return seen[-1]
-
-    engine.model.logits = keep  # type: ignore[method-assign]
-    try:
-        engine.ask(question, chunks, selector="none", max_tokens=steps)
-    finally:
-        del engine.model.logits
-    return torch.cat(seen)
+def dead_remote(
+    model: Model, home: Path, count: int, tokens: int, asks: int, port: int
+) -> Iterator[Row]:
+    """Recomputing with a remote that refuses or hangs, against recomputing without a remote."""
+    chunks = [page.chunks[0] for page in documents(model, count, tokens)]
+    for mode in ("refuse", "hang"):
+        with Proxy(port) as proxy:
+            proxy.mode = mode
+            plain, dead = Place("plain"), Place("dead", port=proxy.port)
+            with (
+                plain.engine(model, home / mode, True) as without,
+                dead.engine(model, home / mode, True) as engine,
+            ):
+                seconds: dict[str, list[float]] = {"plain": [], "dead": []}
+                for _ in range(asks):
+                    seconds["plain"].append(ttft(without, chunks, "none"))
+                    seconds["dead"].append(ttft(engine, chunks, "none"))
+                    engine.drain()
+        p95 = {way: quantiles(taken[1:], n=20)[-1] for way, taken in seconds.items()}
+        yield {
+            "what": "dead remote",
+            "place": mode,
+            "chunks": count,
+            "chunk_tokens": tokens,
+            "first_s": seconds["dead"][0],
+            "plain_p95_s": p95["plain"],
+            "dead_p95_s": p95["dead"],
+            "ratio": p95["dead"] / p95["plain"],
+            "ok": p95["dead"] <= 1.1 * p95["plain"],
+        }

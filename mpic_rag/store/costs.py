@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from mpic_rag.store.remote import AHEAD
 
+TELLING = 32  # tokens whose time says something about a model
 RECENT = 0.3  # weight of the newest measurement
 WORTH = 0.85  # a plan must promise this share of the simpler one's seconds to be preferred
 
@@ -24,6 +27,18 @@ class Tier:
     samples: int = 0
 
 
+class Load(NamedTuple):
+    """An entry that could be loaded: its tier, its bytes, and its tokens, about.
+
+    `beside`: large enough to be loaded while the model runs.
+    """
+
+    tier: str
+    size: int
+    tokens: int
+    beside: bool
+
+
 def _tiers() -> dict[str, Tier]:
     """Guesses to start from, on the side of trying."""
     return {"disk": Tier(1e-4, 1e9), "remote": Tier(0.02, 1e8)}
@@ -36,14 +51,17 @@ class Costs:
     path: Path | None = None
     tiers: dict[str, Tier] = field(default_factory=_tiers)
     token_s: dict[str, float] = field(default_factory=dict)  # seconds a token, by model and device
+    pass_s: dict[str, float] = field(default_factory=dict)  # seconds of a pass over hardly any
     chunk_tokens: float = 256.0  # of a retrieved chunk
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
+        self._measured: Counter[str] = Counter()  # prefills in this process, by model
         try:
             kept = json.loads(self.path.read_text()) if self.path else {}
             self.tiers |= {name: Tier(**t) for name, t in kept.get("tiers", {}).items()}
             self.token_s |= {str(k): float(v) for k, v in kept.get("token_s", {}).items()}
+            self.pass_s |= {str(k): float(v) for k, v in kept.get("pass_s", {}).items()}
             self.chunk_tokens = float(kept.get("chunk_tokens", self.chunk_tokens))
         except (OSError, ValueError, TypeError, AttributeError):
             pass  # none yet, or damaged ones: figures only, they are measured again
@@ -55,6 +73,7 @@ class Costs:
             figures = {
                 "tiers": {name: asdict(tier) for name, tier in self.tiers.items()},
                 "token_s": self.token_s,
+                "pass_s": self.pass_s,
                 "chunk_tokens": self.chunk_tokens,
             }
             try:
@@ -85,30 +104,44 @@ class Costs:
             self.chunk_tokens += RECENT * (mean - self.chunk_tokens)
 
     def measure_prefill(self, model: str, tokens: int, seconds: float) -> None:
-        """Take in a prefill that is long enough to say something."""
+        """Take in a pass over so many tokens; few tell what any pass costs, more what one adds."""
         with self._lock:
-            if tokens >= 64:
-                old = self.token_s.get(model, seconds / tokens)
-                self.token_s[model] = old + RECENT * (seconds / tokens - old)
+            if tokens < TELLING:
+                old = self.pass_s.get(model, seconds)
+                self.pass_s[model] = old + RECENT * (seconds - old)
+                return
+            speed = max(0.0, seconds - self.pass_s.get(model, 0.0)) / tokens
+            count, old = self._measured[model], self.token_s.get(model, speed)
+            # A process's first pass is slow; its second says more than what others measured.
+            self.token_s[model] = old + (0.0, 1.0, RECENT)[min(count, 2)] * (speed - old)
+            self._measured[model] += 1
 
-    def to_compute(self, model: str, entries: Sequence[tuple[str, int, int]]) -> set[int]:
-        """Which entries (tier, bytes, tokens) are better computed than loaded.
+    def uncertain(self, model: str, loads: Sequence[Load]) -> bool:
+        """Whether a prefill should be measured, before these are loaded once more."""
+        if model not in self.token_s:
+            return True
+        load_s = sum(self.load_s(load.tier, load.size) for load in loads)
+        compute_s = self.token_s[model] * sum(load.tokens for load in loads)
+        return self._measured[model] < 2 and load_s > compute_s / 4
 
-        Loading runs beside computing, layer by layer, so a plan takes as long as the longer of the
-        two. Mixed plans must promise a good deal more than loading or computing everything.
+    def to_compute(self, model: str, loads: Sequence[Load]) -> set[int]:
+        """Which of these are better computed than loaded.
+
+        What is loaded beside computing, layer by layer, takes as long as the longer of the two.
+        Mixed plans must promise a good deal more than loading or computing everything.
         """
         rate = self.token_s.get(model)
         if rate is None:
             return set()
-        loads = [self.load_s(tier, size) for tier, size, _ in entries]
-        computes = [rate * tokens for _, _, tokens in entries]
-        order = sorted(range(len(entries)), key=lambda i: computes[i] / (loads[i] + 1e-9))
-        latency = max((self.tiers[t].latency for t, _, _ in entries if t in self.tiers), default=0)
-        best, best_s = 0, latency + sum(loads)
-        for m in range(1, len(order) + 1):
-            load = sum(loads[i] for i in order[m:]) + (latency if m < len(order) else 0)
-            seconds = max(load, sum(computes[i] for i in order[:m]))
-            if seconds < WORTH * best_s:
+        load_s = [self.load_s(load.tier, load.size) for load in loads]
+        compute_s = [rate * load.tokens for load in loads]
+        order = sorted(range(len(loads)), key=lambda i: compute_s[i] / (load_s[i] + 1e-9))
+        best, best_s = 0, float("inf")
+        for m in range(len(order) + 1):
+            first = sum(load_s[i] for i in order[m:] if not loads[i].beside)
+            beside = sum(load_s[i] for i in order[m:] if loads[i].beside)
+            seconds = first + max(beside, sum(compute_s[i] for i in order[:m]))
+            if seconds < (WORTH if m < len(order) else 1.0) * best_s:
                 best, best_s = m, seconds
         return set(order[:best])
 
