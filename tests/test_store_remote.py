@@ -91,6 +91,25 @@ def test_layers_of_a_large_entry_come_in_ranges(connect):
     assert found.entry.bytes_read < found.entry.size
 
 
+def test_a_large_entry_without_pictures_comes_in_ranges(connect, text_model):
+    page = Document.of("amber", [["its keeper is maria, and " * 12]])
+    one = Engine(text_model, connect("one", adaptive=False))
+    one.compile([page])
+    one.drain()
+    (row,) = one.store.dynamic.rows()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mpic_rag.store.remote.AHEAD", row.size // 2)
+        patch.setattr("mpic_rag.store.entry.AHEAD", 1 << 12)
+        patch.setattr("mpic_rag.retrieval.SMALL", 0)
+        two = Engine(text_model, connect("two", adaptive=False))
+        answer = two.ask("who?", page.chunks, max_tokens=4)
+        two.drain()
+    assert [c.tier for c in answer.report.chunks] == ["remote"]
+    assert answer.ids == one.ask("who?", page.chunks, max_tokens=4).ids
+    assert two.store.faults.counts == {}
+    assert two.store.dynamic.contains(row.key)
+
+
 def two_candidates(store, n):
     from mpic_rag.store import Candidate
 
