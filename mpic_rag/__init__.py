@@ -3,7 +3,8 @@
 from mpic_rag.conversation import Answer, Conversation
 from mpic_rag.documents import Chunk, Document, Picture, read_folder
 from mpic_rag.engine import Engine
-from mpic_rag.model import Model, UnsupportedModelError
+from mpic_rag.families import UnsupportedModelError
+from mpic_rag.model import Model
 from mpic_rag.sampling import Sampling
 from mpic_rag.store import Store
 

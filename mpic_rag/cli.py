@@ -21,7 +21,8 @@ from mpic_rag.cli_store import store_app
 from mpic_rag.compiler import Mode
 from mpic_rag.documents import Chunk, Document, Picture, read_folder
 from mpic_rag.engine import Engine
-from mpic_rag.model import BUNDLED, FAMILIES, Model, check, locate
+from mpic_rag.families import FAMILIES, check
+from mpic_rag.model import BUNDLED, Model, locate
 from mpic_rag.output import (
     DEFAULT_STORE,
     JsonOption,

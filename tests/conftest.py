@@ -63,3 +63,19 @@ def shelf(model):
         Document.of("lone", [["a lone text, 1904."]]),
         Document.of("twin", [[small], [large]]),
     ]
+
+
+@pytest.fixture
+def open_store(tmp_path):
+    """Opens the same store again, as another process would."""
+    return lambda **options: Store(tmp_path / "store", **options)
+
+
+@pytest.fixture
+def store(open_store):
+    return open_store()
+
+
+@pytest.fixture
+def library(store):
+    return store.dynamic

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from mpic_rag import Model, UnsupportedModelError
-from mpic_rag.model import check
+from mpic_rag.families import check
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 REFUSED = {

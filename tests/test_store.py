@@ -8,55 +8,10 @@ import threading
 import time
 
 import pytest
-from helpers import value_file
+from helpers import fill, key_of, read, value_file
 from test_entry import same, sample
 
-from mpic_rag.store import Candidate, Policy, Store, StoreError
-from mpic_rag.store.archive import export, import_
-
-
-def key_of(n):
-    return f"{n:064x}"
-
-
-@pytest.fixture
-def open_store(tmp_path):
-    """Opens the same store again, as another process would."""
-    return lambda **options: Store(tmp_path / "store", **options)
-
-
-@pytest.fixture
-def store(open_store):
-    return open_store()
-
-
-@pytest.fixture
-def library(store):
-    return store.dynamic
-
-
-def fill(library, count, document="", **kwargs):
-    for n in range(count):
-        library.put(key_of(n), sample(seed=n, **kwargs), document)
-
-
-def read(store, n, library=None):
-    """The entry as a request would get it, kept in memory as a request would keep it."""
-    library = library or store.dynamic
-    (found,) = store.find([[Candidate("document", library, key_of(n))]])
-    if found is None:
-        return None
-    if found.tier == "memory":
-        return found.entry.kv
-    since = library.mark()
-    try:
-        entry = found.entry if found.tier == "remote" else library.disk.open(found.entry)
-        kv = entry.kv(features=True)
-    except (StoreError, OSError) as error:
-        library.fault(key_of(n), error, found.tier)
-        return None
-    library.keep(key_of(n), entry, kv, since)
-    return kv
+from mpic_rag.store import Policy, Store
 
 
 def test_disk_then_memory(store):
@@ -66,15 +21,6 @@ def test_disk_then_memory(store):
     value_file(store.dynamic, key_of(1)).unlink()
     assert same(read(store, 1), sample(seed=1))
     assert read(store, 7) is None
-
-
-@pytest.mark.parametrize("key", ["../../etc/passwd", "AB" * 32, "ab", "", "ab" * 32 + "\n"])
-def test_only_content_keys_name_entries(library, key):
-    for use in (library.contains, library.open, lambda k: library.delete([k])):
-        with pytest.raises(ValueError, match="not a content key"):
-            use(key)
-    with pytest.raises(ValueError, match="not a content key"):
-        library.put(key, sample())
 
 
 def test_memory_holds_its_limit(open_store):
@@ -113,54 +59,6 @@ def test_expiry_is_put_off_by_use(open_store):
     assert library.contains(key_of(0))
     assert not library.contains(key_of(1))
     assert library.disk.expire() == 1
-
-
-def test_rules_outlive_the_process_and_are_not_loosened_by_damage(library, open_store):
-    library.set_policy(Policy(1 << 20, 60.0, True))
-    assert open_store().dynamic.policy == Policy(1 << 20, 60.0, True)
-    (library.folder / "policy.json").write_text('{"limit": 3}')
-    with pytest.raises(ValueError, match="damaged"):
-        open_store().dynamic  # noqa: B018
-
-
-def test_deleting_a_document_reaches_every_holder(store, open_store):
-    fill(store.dynamic, 3, "amber")
-    store.dynamic.put(key_of(9), sample(), "cliff")
-    other = open_store()
-    assert read(other, 1)
-    assert other.memory.get(("dynamic", key_of(1)))
-    assert store.dynamic.delete_document("amber") == 3
-    for holder in (store, other):
-        assert [read(holder, n) for n in range(3)] == [None] * 3
-        assert read(holder, 9)
-
-
-def test_work_begun_before_a_deletion_does_not_bring_an_entry_back(store, open_store):
-    other = open_store()
-    since = other.dynamic.mark()
-    store.dynamic.put(key_of(1), sample(), "amber")
-    store.dynamic.delete_document("amber")
-    assert not other.dynamic.put(key_of(1), sample(), "amber", since=since)
-    assert read(other, 1) is None
-    assert other.dynamic.put(key_of(1), sample(), "amber")
-    assert read(store, 1)
-    entry = other.dynamic.open(key_of(1))
-    since = other.dynamic.mark()
-    store.dynamic.delete([key_of(1)])
-    other.dynamic.keep(key_of(1), entry, entry.kv(), since)
-    assert read(other, 1) is None
-
-
-def test_two_owners(store):
-    one, two = store.static("one"), store.static("two")
-    one.put(key_of(1), sample(), "mine")
-    assert read(store, 1, one)
-    assert read(store, 1, two) is None
-    assert list(two.rows()) == []
-    assert two.delete([key_of(1)]) == 0
-    assert two.delete_document("mine") == 0
-    assert read(store, 1, one)
-    assert store.static("../one").folder.parent == store.root
 
 
 def test_what_cannot_be_read_is_counted_logged_once_and_set_aside(store, caplog):
@@ -287,66 +185,54 @@ def test_check_mends_and_leaves_no_stray_files(store):
     assert len(files) == 2
 
 
-def test_readers_and_writers_at_once(store, open_store):
-    others = [store, open_store(memory=0)]
-    library = store.dynamic
+def crowd(stores, readers, writers, seconds):
+    """Threads read and write under a limit that forces eviction; says what went wrong."""
+    library = stores[0].dynamic
     fill(library, 1, tokens=500)
-    limit = library.disk.volume() + 12 * next(library.rows()).size
-    for each in others:
+    size = next(library.rows()).size
+    limit = library.disk.volume() + 12 * size
+    for each in stores:
         each.dynamic.set_policy(Policy(limit=limit))
-    stop, errors = threading.Event(), []
+    stop, problems, reads = threading.Event(), [], []
 
     def work(n):
-        draw, mine = random.Random(n), others[n % 2]
+        draw, mine, count = random.Random(n), stores[n % len(stores)], 0
         try:
             while not stop.is_set():
                 which = draw.randrange(40)
-                if n < 2:
+                if n < writers:
                     mine.dynamic.put(key_of(which), sample(500, seed=which))
-                else:
-                    found = read(mine, which)
-                    assert found is None or same(found, sample(500, seed=which))
+                    if (over := library.disk.volume() - limit) > writers * size:
+                        problems.append(f"{over} bytes over the limit")
+                elif found := read(mine, which):
+                    count += 1
+                    if not same(found, sample(500, seed=which)):
+                        problems.append("another entry")
         except BaseException as error:
-            errors.append(error)
+            problems.append(error)
+        reads.append(count)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(readers + writers)]
     for thread in threads:
         thread.start()
-    time.sleep(5)
+    time.sleep(seconds)
     stop.set()
     for thread in threads:
         thread.join()
-    assert errors == []
-    assert library.disk.volume() <= limit + 2 * next(library.rows()).size
-    assert not {"damaged", "index damaged"} & set(store.faults.counts)
+    for each in stores:
+        # An entry that was evicted while it was about to be opened.
+        problems += set(each.faults.counts) - {"vanished"}
+    return problems, sum(reads)
 
 
-def test_archive_round_trip(store, tmp_path):
-    fill(store.dynamic, 4, "amber")
-    archive = tmp_path / "library.tar"
-    assert export(store.dynamic, archive) == 4
-    other = Store(tmp_path / "other")
-    assert import_(other.dynamic, archive) == 4
-    assert all(same(read(other, n), sample(seed=n)) for n in range(4))
-    assert other.dynamic.delete_document("amber") == 4
-    with pytest.raises(ValueError, match="names its library"):
-        import_(other.static("me"), archive)
+def test_readers_and_writers_at_once(store, open_store):
+    problems, reads = crowd([store, open_store(memory=0)], 4, 2, seconds=4)
+    assert problems == []
+    assert reads > 50
 
 
-@pytest.mark.parametrize("name", ["../../evil", "/etc/x", "dynamic/../x", "dynamic/" + "z" * 64])
-def test_an_archive_stays_in_its_folder(store, tmp_path, name):
-    import io
-    import tarfile
-
-    path = tmp_path / "evil.tar"
-    with tarfile.open(path, "w") as archive:
-        info = tarfile.TarInfo(name)
-        info.size = 3
-        archive.addfile(info, io.BytesIO(b"abc"))
-    before = {p for p in tmp_path.rglob("*") if "store" not in p.parts}
-    with pytest.raises(ValueError, match="no entry"):
-        import_(store.dynamic, path)
-    assert {p for p in tmp_path.rglob("*") if "store" not in p.parts} == before
-    path.write_bytes(b"no archive")
-    with pytest.raises(ValueError, match="damaged"):
-        import_(store.dynamic, path)
+@pytest.mark.slow
+def test_a_crowd_for_a_minute(store, open_store):
+    problems, reads = crowd([store, open_store(memory=0)], 16, 4, seconds=60)
+    assert problems == []
+    assert reads > 500

@@ -4,14 +4,12 @@ import time
 
 import pytest
 import torch
-from helpers import key
+from helpers import fill, key, key_of, read
 from test_entry import same, sample
-from test_store import fill, key_of, read
 
 from mpic_rag import Document, Engine
 from mpic_rag.bench.proxy import Proxy
-from mpic_rag.store import Store
-from mpic_rag.store import library as library_
+from mpic_rag.store import Store, feed
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
@@ -117,8 +115,8 @@ def two_candidates(store, n):
 
 
 def test_deleting_reaches_the_remote_and_other_machines(connect, monkeypatch):
-    monkeypatch.setattr(library_, "POLL", 0.0)
-    monkeypatch.setattr(library_, "SOON", 0.0)
+    monkeypatch.setattr(feed, "POLL", 0.0)
+    monkeypatch.setattr(feed, "SOON", 0.0)
     one, two, three = connect("one"), connect("two"), connect("three")
     fill(one.dynamic, 3, "amber")
     one.drain()

@@ -15,8 +15,9 @@ from mpic_rag.store.costs import Costs
 from mpic_rag.store.entry import Entry, StoreError
 from mpic_rag.store.faults import Faults
 from mpic_rag.store.files import Stored
-from mpic_rag.store.library import Library, Policy
+from mpic_rag.store.library import Library
 from mpic_rag.store.memory import Held, Memory
+from mpic_rag.store.policy import Policy
 from mpic_rag.store.remote import Remote, RemoteError
 
 __all__ = [
@@ -137,7 +138,7 @@ class Store:
             keys.setdefault(candidate.library, []).append(candidate.key)
         here: dict[tuple[Library, str], Held | Stored] = {}
         for library, asked in keys.items():
-            library.poll()
+            library.feed.poll()
             library.mark()
             here |= {(library, k): e for k, e in library.find(list(dict.fromkeys(asked))).items()}
         found: list[tuple[int, Found] | None] = []

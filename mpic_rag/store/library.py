@@ -3,50 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from mpic_rag.segment import ChunkKV
-from mpic_rag.store.deletions import Deletions, digest, is_document
+from mpic_rag.store.deletions import Deletions, digest
 from mpic_rag.store.entry import KEY, Entry, StoreError, encode
 from mpic_rag.store.faults import cause
+from mpic_rag.store.feed import Feed
 from mpic_rag.store.files import Row, Stored
 from mpic_rag.store.local import Local
 from mpic_rag.store.memory import Held
+from mpic_rag.store.policy import Policy
 from mpic_rag.store.remote import Remote, RemoteError
 
 if TYPE_CHECKING:
     from mpic_rag.store import Store
 
 T = TypeVar("T")
-POLL = 60.0  # seconds until what other machines deleted is gone here, while the remote answers
-SOON = 30.0  # seconds until it is asked for beside a request, so that few have to wait for it
-
-
-@dataclass(frozen=True)
-class Policy:
-    """A library's rules: bytes on this disk, seconds an unused entry lives, how chunks compile."""
-
-    limit: int = 50_000_000_000
-    ttl_s: float | None = None
-    isolated_only: bool = False
-
-    @classmethod
-    def read(cls, path: Path) -> Policy:
-        """Read a policy; a damaged file must not turn into a laxer one."""
-        if not path.exists():
-            return cls()
-        try:
-            kept = json.loads(path.read_text())
-            return cls(**{field.name: kept[field.name] for field in fields(cls)})
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path} is damaged: set the library's rules again") from error
 
 
 class Library:
@@ -60,14 +36,11 @@ class Library:
         self.disk = Local(self.folder, self.policy.limit, self.policy.ttl_s)
         self.deletions = Deletions(self.folder / "deleted.log", self._forget)
         self.mark()
-        self._polled = float("-inf")
-        self._poll_lock = threading.Lock()
+        self.feed = Feed(self)
 
     def set_policy(self, policy: Policy) -> None:
         """Change the rules, for every process that opens the library from now on."""
-        part = self.folder / "policy.part"
-        part.write_text(json.dumps(asdict(policy)))
-        part.replace(self.folder / "policy.json")
+        policy.write(self.folder / "policy.json")
         self.policy, self.disk.limit, self.disk.ttl = policy, policy.limit, policy.ttl_s
 
     def mark(self) -> int:
@@ -271,42 +244,6 @@ class Library:
         """Note that entries were used."""
         if keys:
             self._quietly(lambda: self.disk.touch(keys), None)
-
-    def poll(self) -> None:
-        """Learn what other machines deleted from the shared remote, `POLL` seconds ago at most."""
-        remote = self.store.remote
-        age = time.monotonic() - self._polled
-        if not remote or age < SOON or not remote.available:
-            return
-        if age > POLL:
-            self._poll(remote)
-        elif not self._poll_lock.locked():
-            self.store.later(partial(self._poll, remote))
-
-    def _poll(self, remote: Remote) -> None:
-        with self._poll_lock:
-            if time.monotonic() - self._polled < SOON:
-                return  # somebody else just did
-            began = time.monotonic()
-            try:
-                names, newest = remote.deletions(self.name, self._newest())
-            except RemoteError as error:
-                self.store.faults.count(error.cause, error)
-                return
-            self._polled = began
-            keys = [name for name in names if KEY.fullmatch(name)]
-            tags = [name for name in names if is_document(name)]
-            if keys or tags:
-                self.deletions.note([*keys, *tags], "~")
-                self.disk.delete(keys)
-                for tag in tags:
-                    self.disk.delete_document(tag)
-                (self.folder / "newest").write_text(newest)
-
-    def _newest(self) -> str:
-        """The newest note of a deletion that is dealt with here."""
-        path = self.folder / "newest"
-        return path.read_text() if path.exists() else ""
 
     def rows(self) -> Iterator[Row]:
         """All entries on this disk, most recently used first."""

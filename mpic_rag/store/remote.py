@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 import uuid
@@ -20,6 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 from mpic_rag.store.entry import Entry, Read
 
 AHEAD = 1 << 18  # bytes of the first request: all of a small entry, the header of a large one
+AT_ONCE = 32  # requests
 REST = 30.0  # seconds until a remote that failed is looked at again
 
 
@@ -170,19 +170,14 @@ class Remote:
     def delete(self, library: str, keys: Sequence[str], document: str = "") -> None:
         """Remove objects; leaves a note from which other machines learn of it."""
         marks = [f"{self.base}/{library}/documents/{document}/{k}" for k in keys if document]
-        for path in [*(self.path(library, key) for key in keys), *marks]:
-            self._remove(path)
+        self._each("rm_file", [*(self.path(library, key) for key in keys), *marks])
         names = [*keys, *([document] if document else [])]
         note = f"{self.base}/{library}/deleted/{time.time_ns():020}-{uuid.uuid4().hex}"
         self._create(note, "\n".join(names).encode())
 
     def discard(self, library: str, key: str) -> None:
         """Remove a damaged object, so that a sound one can take its place."""
-        self._remove(self.path(library, key))
-
-    def _remove(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._call("rm_file", path)
+        self._each("rm_file", [self.path(library, key)])
 
     def deletions(self, library: str, after: str) -> tuple[list[str], str]:
         """What was deleted after a note, by all machines, and the newest note."""
@@ -191,9 +186,21 @@ class Remote:
         except FileNotFoundError:
             return [], after
         new = [n for n in notes if n.rpartition("/")[2] > after]
-        texts = [self._call("cat_file", note).decode() for note in new]
+        texts = self._each("cat_file", new)
         newest = new[-1].rpartition("/")[2] if new else after
-        return [name for text in texts for name in text.split("\n")], newest
+        return [name for text in texts for name in (text or b"").decode().split("\n")], newest
+
+    def _each(self, name: str, paths: Sequence[str]) -> list[Any]:
+        """Call something for many objects, some at once; None for those that aren't there."""
+        results: list[Any] = []
+        for start in range(0, len(paths), AT_ONCE):
+            deadline = time.monotonic() + self.timeout
+            for future in [self._start(name, path) for path in paths[start : start + AT_ONCE]]:
+                try:
+                    results.append(self._finish(future, deadline))
+                except FileNotFoundError:
+                    results.append(None)
+        return results
 
 
 def _tensor(data: bytes) -> torch.Tensor:
