@@ -35,15 +35,17 @@ def store(
         str, typer.Option("--model", help="Model folder, .gguf file or hub name.")
     ] = str(BUNDLED),
     tokens: Annotated[int, typer.Option(min=16, help="Tokens of a chunk.")] = 512,
-    rounds: Annotated[int, typer.Option(min=1, help="How often all ways take turns.")] = 5,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="How often all ways take turns, at least.")
+    ] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="Small, within a minute.")] = False,
     json: JsonOption = None,
 ) -> None:
     """Load or compute, both at once, a dead remote, an int8 store.
 
     1, 4 and 16 chunks, read from memory, disks of several speeds and an S3 server on loopback
-    (with the extra `bench`). Speeds are relative to break-even, where loading takes as long as
-    computing. Writes to a temporary folder (TMPDIR), which must be on a disk, not in memory.
+    (with the extra `bench`). A disk's speeds are relative to break-even, where loading takes as
+    long as computing. Writes to a temporary folder, which must be on a disk (see TMPDIR).
     """
     loaded = Model.load(model)
     if quick:
@@ -61,16 +63,17 @@ def store(
         home = Path(name)
         for count in (1, 4) if quick else (1, 4, 16):
             size = min(tokens, room // count)
-            take(store_.never_slower(loaded, home, count, size, rounds, port, progress))
+            turns = rounds if quick else max(rounds, 20 // count)  # short ones are noisy
+            take(store_.never_slower(loaded, home, count, size, turns, port, progress))
         size = min(tokens, room // 4)
         with progress.console.status("Both at once"):
             take([store_.overlap(loaded, home / "overlap", 4, size, rounds, port)])
         if port:
             with progress.console.status("A dead remote"):
                 take(store_.dead_remote(loaded, home, 4, min(size, 128), 5 if quick else 40, port))
+        take([store_.checksums(loaded, home / "checksums", min(tokens, room))])
         with progress.console.status("int8"):
-            pages, asked = _answerable(loaded, min(tokens, 128))
-            take([int8_.int8(loaded, home / "int8", pages, asked)])
+            take([int8_.int8(loaded, home / "int8", *_guide(loaded))])
     if json == "-":
         write_json(rows, json)
     else:
@@ -93,12 +96,15 @@ def _progress() -> Progress:
     return Progress(*columns, TimeElapsedColumn(), console=log)
 
 
-def _answerable(model: Model, tokens: int) -> tuple[list[Document], list[str]]:
-    """Documents and questions on them: the guide, for a model that knows it."""
-    if model.family.markers is None:
-        return store_.documents(model, 4, tokens), [places.QUESTION, "Which words come first?"]
-    asked = [q.question for q in guide.questions() if q.shelf == "shelf-1"]
-    return guide.shelves()["shelf-1"], asked
+def _guide(model: Model) -> tuple[list[Document], list[str]]:
+    """A shelf of the guide and questions on it; for a model of texts, without the pictures."""
+    shelf, pages = "shelf-1", []
+    for page in guide.shelves()[shelf]:
+        chunks = [
+            [p for p in c.parts if model.family.markers or isinstance(p, str)] for c in page.chunks
+        ]
+        pages.append(Document.of(page.name, [parts for parts in chunks if parts]))
+    return pages, [q.question for q in guide.questions() if q.shelf == shelf]
 
 
 def _tables(rows: list[store_.Row]) -> Iterator[Table]:
@@ -125,10 +131,14 @@ def _tables(rows: list[store_.Row]) -> Iterator[Table]:
             rest.add_row(f"load and compute at once, of their sum ({r['place']})", _judged(r))
         if r["what"] == "dead remote":
             rest.add_row(f"p95 with a remote that will {r['place']}, of none", _judged(r))
+        if r["what"] == "checksums":
+            speed = f"{r['ratio']:.0%} ({r['gb_per_s']:.1f} GB/s)"
+            rest.add_row("checking, of reading an entry from a warm disk", speed)
         if r["what"] == "int8":
             rest.add_row("int8: bytes, of the model's own numbers", f"{r['bytes_ratio']:.2f}")
             rest.add_row("int8: bytes, of bfloat16", f"{r['bytes_ratio_bf16']:.2f}")
             rest.add_row("int8: KL to unquantised answers, nats", _judged(r, "kl", 5))
+            rest.add_row("int8: answers that are the same", f"{r['same_answer']:.0%}")
     yield rest
 
 
