@@ -52,7 +52,7 @@ def test_never_much_worse_than_the_best_plan_there_is(costs, seed):
     plans = [set(plan) for n in range(7) for plan in combinations(range(6), n)]
     chosen = seconds(loads, costs.to_compute(MODEL, loads))
     assert chosen <= min(seconds(loads, set()), seconds(loads, set(range(6)))) + 1e-9
-    assert chosen <= 1.35 * min(seconds(loads, plan) for plan in plans)
+    assert chosen <= 1.5 * min(seconds(loads, plan) for plan in plans)
 
 
 def test_an_unknown_model_loads_and_is_measured(costs):

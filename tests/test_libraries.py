@@ -86,9 +86,12 @@ def calls(work):
 
 
 def test_nobody_learns_from_time_what_another_owner_has(vision_model, tmp_path):
-    page = Document.of("amber", [["amber station."], [picture((56, 28), "red")]])
+    def read(colour="red"):
+        return Document.of("amber", [["amber station."], [picture((56, 28), colour)]])
+
     traces, keys = [], set()
     for others in ((), ("one",), ("one", "three")):
+        page = read()
         store = Store(tmp_path / str(len(others)), adaptive=False)
         for owner in others:
             engine = Engine(vision_model, store, owner=owner)
@@ -96,12 +99,12 @@ def test_nobody_learns_from_time_what_another_owner_has(vision_model, tmp_path):
             engine.ask("who?", page.chunks, max_tokens=1)  # into memory, too
             keys |= {engine.candidates(chunk)[0].key for chunk in page.chunks}
         two = Engine(vision_model, store, owner="two")
-        two.ask("who?", [], max_tokens=1)
         two.compile_later = lambda chunks: None
-        answers = []
+        two.ask("who?", read("blue").chunks, max_tokens=1)  # imports and the like
+        answers, page = [], read()  # nothing about it is known from before
         traces.append(
             calls(
-                lambda two=two, answers=answers: answers.append(
+                lambda two=two, answers=answers, page=page: answers.append(
                     two.ask("who?", page.chunks, max_tokens=1)
                 )
             )

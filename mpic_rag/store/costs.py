@@ -136,14 +136,16 @@ class Costs:
         load_s = [self.load_s(load.tier, load.size) for load in loads]
         compute_s = [rate * load.tokens for load in loads]
         order = sorted(range(len(loads)), key=lambda i: compute_s[i] / (load_s[i] + 1e-9))
-        best, best_s = 0, float("inf")
-        for m in range(len(order) + 1):
+
+        def plan_s(m: int) -> float:
+            """Seconds where the first m of `order` are computed."""
             first = sum(load_s[i] for i in order[m:] if not loads[i].beside)
             beside = sum(load_s[i] for i in order[m:] if loads[i].beside)
-            seconds = first + max(beside, sum(compute_s[i] for i in order[:m]))
-            if seconds < (WORTH if m < len(order) else 1.0) * best_s:
-                best, best_s = m, seconds
-        return set(order[:best])
+            return first + max(beside, sum(compute_s[i] for i in order[:m]))
+
+        simple = min((0, len(order)), key=plan_s)
+        mixed = min(range(len(order) + 1), key=plan_s)
+        return set(order[: mixed if plan_s(mixed) < WORTH * plan_s(simple) else simple])
 
     def worth_asking(self, tier: str, model: str, chunks: int, bytes_per_token: int) -> bool:
         """Whether chunks that may lie in a far tier would come sooner from it than by computing."""
