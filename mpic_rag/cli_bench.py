@@ -63,14 +63,14 @@ def store(
         home = Path(name)
         for count in (1, 4) if quick else (1, 4, 16):
             size = min(tokens, room // count)
-            turns = rounds if quick else max(rounds, 20 // count)  # short ones are noisy
+            turns = rounds if quick else max(rounds, 10 // count)  # short ones are noisy
             take(store_.never_slower(loaded, home, count, size, turns, port, progress))
         size = min(tokens, room // 4)
         with progress.console.status("Both at once"):
             take([store_.overlap(loaded, home / "overlap", 4, size, rounds, port)])
         if port:
             with progress.console.status("A dead remote"):
-                take(store_.dead_remote(loaded, home, 4, min(size, 128), 5 if quick else 40, port))
+                take(store_.dead_remote(loaded, home, 4, min(size, 128), 5 if quick else 20, port))
         take([store_.checksums(loaded, home / "checksums", min(tokens, room))])
         with progress.console.status("int8"):
             take([int8_.int8(loaded, home / "int8", *_guide(loaded))])

@@ -106,9 +106,24 @@ class Chunk:
         return digest.hexdigest()
 
     @property
+    def following(self) -> str:
+        """The context of the chunk that follows in the document."""
+        return hashlib.sha256(f"{self.context}{self.digest}".encode()).hexdigest()
+
+    @property
     def text(self) -> str:
         """The chunk as text, with `[name]` in place of each picture."""
         return " ".join(p if isinstance(p, str) else f"[{p.name}]" for p in self.parts)
+
+
+def orphans(chunks: Iterable[Chunk]) -> set[int]:
+    """Which of retrieved chunks stand without the one before them in their document."""
+    found, contexts = set(), {""}
+    for i, chunk in enumerate(chunks):
+        if chunk.context not in contexts:
+            found.add(i)
+        contexts.add(chunk.following)
+    return found
 
 
 @dataclass(frozen=True)
@@ -125,7 +140,7 @@ class Document:
         for chunk in self.chunks:
             if chunk.context != context:
                 raise ValueError(f"{chunk.source} is out of its context: use `Document.of`")
-            context = _after(chunk)
+            context = chunk.following
 
     @classmethod
     def of(cls, name: str, chunks: Iterable[Iterable[Part]]) -> Document:
@@ -134,7 +149,7 @@ class Document:
         context = ""
         for index, parts in enumerate(chunks):
             chunk = Chunk(tuple(parts), f"{name}#{index}", context, name)
-            context = _after(chunk)
+            context = chunk.following
             made.append(chunk)
         return cls(name, tuple(made))
 
@@ -184,11 +199,6 @@ def read_folder(folder: str | Path) -> list[Document]:
     if not paths:
         raise ValueError(f"{folder} holds no .md or .txt file")
     return [Document.read(path) for path in paths]
-
-
-def _after(chunk: Chunk) -> str:
-    """The context of the chunk that follows."""
-    return hashlib.sha256(f"{chunk.context}{chunk.digest}".encode()).hexdigest()
 
 
 def _parts(block: str, folder: Path) -> list[Part]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mpic_rag.documents import Chunk
+from mpic_rag.documents import Chunk, orphans
 from mpic_rag.linker import Piece
 from mpic_rag.loading import SMALL, LoadError, Loading, measure, start
 from mpic_rag.report import ChunkReport, Report
@@ -36,6 +36,8 @@ class Retrieval:
         self.pieces: list[Piece | None] = [None] * len(chunks)
         self.loadings: list[Loading] = []
         self._opened: list[Entry] = []
+        # Computed here, these would not know what their documents said before them.
+        self._orphans = orphans(chunks) if engine.compiler.mode == "document" else set()
         self._uncertain = False
         self._marks: dict[str, int] = {}
         self._read: list[tuple[Candidate, Entry, ChunkKV, int]] = []
@@ -59,7 +61,8 @@ class Retrieval:
     def _worth_asking(self) -> bool:
         """Whether to ask the remote at all; its answer is waited for."""
         engine = self.engine
-        if not self.store.remote or not self.store.adaptive or not self.rule.reuses:
+        adaptive = self.store.adaptive and self.rule.reuses
+        if not self.store.remote or not adaptive or self._orphans:
             return True
         return self.store.costs.worth_asking(
             "remote", engine.identity, len(self.chunks), engine.bytes_per_token
@@ -72,7 +75,7 @@ class Retrieval:
         passed: set[int] = set()
         if self.rule.reuses and self.store.adaptive:
             far = [(i, found) for i, found in hits if found.size]
-            loads = [self._load(found) for _, found in far]
+            loads = [self._load(found, i in self._orphans) for i, found in far]
             passed = {far[n][0] for n in costs.to_compute(self.engine.identity, loads)}
             self._uncertain = costs.uncertain(self.engine.identity, loads)
         began = time.perf_counter()
@@ -89,9 +92,10 @@ class Retrieval:
             costs.measure_load("disk", read, time.perf_counter() - began)
         start(self.loadings)
 
-    def _load(self, found: Found) -> Load:
+    def _load(self, found: Found, orphan: bool) -> Load:
         tokens = found.tokens(self.engine.bytes_per_token)
-        return Load(found.tier, found.size, tokens, found.size > SMALL)
+        needed = orphan and found.candidate.mode == "document"
+        return Load(found.tier, found.size, tokens, found.size > SMALL, needed)
 
     def _piece(self, found: Found) -> Piece:
         features = "features" in self.rule.reads

@@ -55,6 +55,13 @@ def test_never_much_worse_than_the_best_plan_there_is(costs, seed):
     assert chosen <= 1.5 * min(seconds(loads, plan) for plan in plans)
 
 
+def test_what_computing_would_not_find_out_is_loaded_however_slowly(costs):
+    slow = entry(10.0, 0.1)
+    assert costs.to_compute(MODEL, [slow._replace(needed=True), slow]) == {1}
+    assert costs.to_compute(MODEL, [slow._replace(needed=True)] * 2) == set()
+    assert not costs.uncertain(MODEL, [slow._replace(needed=True)])
+
+
 def test_an_unknown_model_loads_and_is_measured(costs):
     loads = [entry(100.0, 0.1)]
     assert costs.to_compute("other", loads) == set()

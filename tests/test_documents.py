@@ -9,6 +9,7 @@ from PIL import Image
 from tiny import picture
 
 from mpic_rag import Chunk, Document, Picture, read_folder
+from mpic_rag.documents import orphans
 
 
 def test_markdown_paragraphs_are_chunks(tmp_path):
@@ -141,3 +142,14 @@ def test_missing_and_empty_folders(tmp_path):
         read_folder(tmp_path / "none")
     with pytest.raises(ValueError, match="holds no"):
         read_folder(tmp_path)
+
+
+def test_orphans_are_those_without_what_stands_before_them():
+    one, two, three = Document.of("amber", [["a"], ["b"], ["c"]]).chunks
+    other = Document.of("cliff", [["a"], ["x"]]).chunks
+    assert orphans([one, two, three]) == set()
+    assert orphans([three]) == {0}
+    assert orphans([two, one, three]) == {0}
+    assert orphans([three, two]) == {0, 1}
+    assert orphans([one, other[1]]) == set()  # equal beginnings are one and the same
+    assert orphans([Chunk.of("lone")]) == set()

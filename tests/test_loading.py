@@ -5,7 +5,7 @@ import torch
 from helpers import key, value_file
 from test_exactness import TOLERANCE, run
 
-from mpic_rag import Document
+from mpic_rag import Document, Engine, Store
 from mpic_rag.store.entry import Entry
 
 QUESTION = "who keeps amber?"
@@ -62,6 +62,20 @@ def test_a_layer_found_damaged_under_way(text_model, make_engine, layered, monke
     assert (logits - expected).abs().max() < TOLERANCE
     engine.drain()
     assert engine.ask(QUESTION, chunks, max_tokens=1).report.recomputed == 0
+
+
+def test_what_is_quicker_to_compute_is_computed_but_orphans_are_loaded(text_model, tmp_path):
+    engine = Engine(text_model, Store(tmp_path / "store", memory=0))
+    page = Document.of("amber", [["amber station."], ["its keeper is maria."], ["x, 1904."]])
+    engine.compile([page])
+    engine.store.costs.token_s[engine.identity] = 1e-9
+    whole = engine.ask(QUESTION, page.chunks, max_tokens=4)
+    assert [c.miss for c in whole.report.chunks] == ["quicker to compute"] * 3
+    assert whole.ids == engine.ask(QUESTION, page.chunks, selector="full", max_tokens=4).ids
+    torn = engine.ask(QUESTION, page.chunks[1:], max_tokens=4)
+    assert [c.tier for c in torn.report.chunks] == ["disk", ""]
+    engine.drain()
+    assert len(list(engine.store.dynamic.rows())) == 3  # nothing was compiled in isolation
 
 
 def test_a_request_that_fails_compiles_nothing_behind_its_back(text_model, make_engine):

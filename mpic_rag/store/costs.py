@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,13 +31,15 @@ class Tier:
 class Load(NamedTuple):
     """An entry that could be loaded: its tier, its bytes, and its tokens, about.
 
-    `beside`: large enough to be loaded while the model runs.
+    `beside`: large enough to be loaded while the model runs; `needed`: it knows what computing
+    would not find out.
     """
 
     tier: str
     size: int
     tokens: int
     beside: bool
+    needed: bool = False
 
 
 def _tiers() -> dict[str, Tier]:
@@ -120,8 +123,9 @@ class Costs:
         """Whether a prefill should be measured, before these are loaded once more."""
         if model not in self.token_s:
             return True
-        load_s = sum(self.load_s(load.tier, load.size) for load in loads)
-        compute_s = self.token_s[model] * sum(load.tokens for load in loads)
+        free = [load for load in loads if not load.needed]
+        load_s = sum(self.load_s(load.tier, load.size) for load in free)
+        compute_s = self.token_s[model] * sum(load.tokens for load in free)
         return self._measured[model] < 2 and load_s > compute_s / 4
 
     def to_compute(self, model: str, loads: Sequence[Load]) -> set[int]:
@@ -134,7 +138,7 @@ class Costs:
         if rate is None:
             return set()
         load_s = [self.load_s(load.tier, load.size) for load in loads]
-        compute_s = [rate * load.tokens for load in loads]
+        compute_s = [inf if load.needed else rate * load.tokens for load in loads]
         order = sorted(range(len(loads)), key=lambda i: compute_s[i] / (load_s[i] + 1e-9))
 
         def plan_s(m: int) -> float:
