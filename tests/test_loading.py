@@ -72,6 +72,7 @@ def test_what_is_quicker_to_compute_is_computed_but_orphans_are_loaded(text_mode
     whole = engine.ask(QUESTION, page.chunks, max_tokens=4)
     assert [c.miss for c in whole.report.chunks] == ["quicker to compute"] * 3
     assert whole.ids == engine.ask(QUESTION, page.chunks, selector="full", max_tokens=4).ids
+    engine.store.costs.token_s[engine.identity] = 1e-9
     torn = engine.ask(QUESTION, page.chunks[1:], max_tokens=4)
     assert [c.tier for c in torn.report.chunks] == ["disk", ""]
     engine.drain()

@@ -1,52 +1,48 @@
 """Processes that are killed at any instant while they write leave a store that is intact."""
 
+import multiprocessing
 import random
-import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from test_entry import same, sample
 
 from mpic_rag.store import Store
 
-WRITER = """
-import random, sys
-sys.path.insert(0, sys.argv[1])
-from test_entry import sample
-from mpic_rag.store import Store
-store, draw = Store(sys.argv[2], memory=0), random.Random(int(sys.argv[3]))
-print("ready", flush=True)
-while True:
-    n = draw.randrange(30)
-    if draw.random() < 0.1:
-        store.dynamic.delete([f"{n:064x}"])
-    store.dynamic.put(f"{n:064x}", sample(300, seed=n), f"page {n % 5}")
-"""
+# Writers are forked from a server that has imported all they need: that takes seconds.
+SERVER = multiprocessing.get_context("forkserver")
+
+
+def write(folder, seed, ready):
+    store, draw = Store(folder, memory=0), random.Random(seed)
+    ready.set()
+    while True:
+        n = draw.randrange(30)
+        if draw.random() < 0.1:
+            store.dynamic.delete([f"{n:064x}"])
+        store.dynamic.put(f"{n:064x}", sample(300, seed=n), f"page {n % 5}")
 
 
 def kill_writers(folder, rounds, processes=4):
     """Start writers and kill them; returns what is wrong afterwards, and how many entries stood."""
-    draw, here = random.Random(0), str(Path(__file__).parent)
+    draw = random.Random(0)
     problems, entries = [], 0
+    SERVER.set_forkserver_preload([__name__, "mpic_rag.store"])
     for round_ in range(rounds):
+        flags = [SERVER.Event() for _ in range(processes)]
         writers = [
-            subprocess.Popen(
-                [sys.executable, "-c", WRITER, here, folder, str(round_ * processes + n)],
-                stdout=subprocess.PIPE,
-            )
-            for n in range(processes)
+            SERVER.Process(target=write, args=(folder, round_ * processes + n, flag))
+            for n, flag in enumerate(flags)
         ]
         for writer in writers:
-            writer.stdout.readline()
+            writer.start()
+        for flag in flags:
+            assert flag.wait(60)
         for writer in writers:
             time.sleep(draw.random() * 0.3)
-            writer.send_signal(signal.SIGKILL)
+            writer.kill()
         for writer in writers:
-            writer.wait()
-            writer.stdout.close()
+            writer.join()
         store = Store(folder, memory=0)
         for row in list(store.dynamic.rows()):
             entry = store.dynamic.open(row.key)
