@@ -74,11 +74,12 @@ class Engine:
 
     def drain(self) -> None:
         """Wait until chunks that were missing are stored; raises what went wrong there."""
+        self.store.drain()  # what a look at the remote did not find is compiled
         with self._pending_lock:
             pending, self._pending = self._pending, {}
         for future in pending.values():
             future.result()
-        self.store.drain()
+        self.store.drain()  # what was compiled is uploaded
 
     @property
     def identity(self) -> str:
