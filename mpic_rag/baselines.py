@@ -54,6 +54,7 @@ class PrefixReuse:
             hidden = self._forward(
                 torch.cat([model.embed(p.segment, rows) for p, rows in chosen]),
                 torch.cat([p.positions[:, rows] for p, rows in chosen], dim=1),
+                torch.arange(same, len(signature)) if 0 < same < len(signature) - 1 else None,
             )
         report.cached_tokens = min(same, len(segments[0]))
         report.fresh_tokens = len(new[0]) + len(new[-1])
@@ -76,8 +77,10 @@ class PrefixReuse:
         self.signature = signature
         return Answer(model.codec.tokenizer.backend_tokenizer.decode(ids), tuple(ids), report)
 
-    def _forward(self, embeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return self.model.forward(embeds, positions, self.cache, None)
+    def _forward(
+        self, embeds: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self.model.forward(embeds, positions, self.cache, slots)
 
     def _segments(self, chunks: Sequence[Chunk]) -> list[Segment]:
         """Prefix and chunks; those that head the last prompt too come with their features."""

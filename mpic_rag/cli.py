@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, cast
 
 import transformers
 import typer
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from transformers import AutoConfig
 
+from mpic_rag import cli_ask as ask_
 from mpic_rag import demo as demo_
 from mpic_rag import guide
+from mpic_rag.cli_ask import Int8Option, ModelOption, ModeOption, OwnerOption
 from mpic_rag.cli_bench import bench_app
+from mpic_rag.cli_index import index as index_command
 from mpic_rag.cli_store import store_app
 from mpic_rag.compiler import Mode
-from mpic_rag.documents import Chunk, Document, Picture, read_folder
 from mpic_rag.engine import Engine
 from mpic_rag.families import FAMILIES, check
+from mpic_rag.index import Index, settings
+from mpic_rag.indexing.collection import FILE
 from mpic_rag.model import BUNDLED, Model, locate
 from mpic_rag.output import (
     DEFAULT_STORE,
@@ -31,11 +32,10 @@ from mpic_rag.output import (
     console,
     fail,
     log,
+    progress_bars,
     with_json_target,
     write_json,
 )
-from mpic_rag.report import Report
-from mpic_rag.sampling import Sampling
 from mpic_rag.store import Store
 
 app = typer.Typer(
@@ -48,18 +48,9 @@ app = typer.Typer(
 
 app.add_typer(store_app, name="store")
 app.add_typer(bench_app, name="bench")
+app.command()(index_command)
+app.command()(ask_.ask)
 
-ModelOption = Annotated[
-    str, typer.Option("--model", help="Model folder, .gguf file or hub name; default: bundled.")
-]
-ModeOption = Annotated[
-    str, typer.Option(help="Compile chunks in their `document`'s context, `isolated` or `bare`.")
-]
-OwnerOption = Annotated[
-    str | None,
-    typer.Option(help="Whose private library to use; default: the shared one alone."),
-]
-Int8Option = Annotated[bool, typer.Option("--int8", help="Store 8 bits a number: half the bytes.")]
 _INTERRUPTED = 130  # the status that Typer makes of Ctrl-C
 
 
@@ -70,14 +61,13 @@ def demo(store: StoreOption = DEFAULT_STORE, json: JsonOption = None) -> None:
     engines, asks = demo_.methods(model, Store(store))
     for engine in engines:
         documents = [d for shelf in guide.shelves().values() for d in shelf]
-        _compile(engine, documents, f"Compiling the guide ({engine.compiler.mode})")
+        ask_.compile_documents(engine, documents, f"Compiling the guide ({engine.compiler.mode})")
     rows = []
     total = len(guide.questions()) * len(asks)
-    with _progress() as progress:
-        task = progress.add_task("Asking", total=total)
+    with progress_bars() as told:
         for row in demo_.run(asks, "bundled"):
             rows.append(row)
-            progress.advance(task)
+            told("Asking", len(rows), total)
     if json:
         write_json(rows, json)
     if json != "-":
@@ -86,88 +76,45 @@ def demo(store: StoreOption = DEFAULT_STORE, json: JsonOption = None) -> None:
         console.print(demo_.context(rows))
 
 
-@app.command()
-def ask(
-    question: Annotated[str, typer.Argument(help="The question.")],
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Documents to answer from: Markdown, text, pictures, or folders."
-            " Without any: the first shelf of the bundled guide."
-        ),
-    ] = None,
-    picture: Annotated[
-        list[Path] | None, typer.Option(help="A picture that is part of the question.")
-    ] = None,
-    model: ModelOption = str(BUNDLED),
-    store: StoreOption = DEFAULT_STORE,
-    remote: RemoteOption = None,
-    owner: OwnerOption = None,
-    int8: Int8Option = False,
-    mode: ModeOption = "document",
-    selector: Annotated[
-        str, typer.Option(help="Who is recomputed: full, encoder, none, first_k:K or epic:K.")
-    ] = "none",
-    system: Annotated[str | None, typer.Option(help="Replaces the system prompt.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
-    seed: Annotated[int | None, typer.Option()] = None,
-    json: JsonOption = None,
-) -> None:
-    """Answer a question from documents; they are compiled on first use, and linked from then on."""
-    documents = [d for path in files or [guide.FOLDER / "shelf-1"] for d in _read(path)]
-    pictures = [Picture.load(path) for path in picture or []]
-    if not question.strip():
-        raise ValueError("the question is empty")
-    engine = Engine(
-        Model.load(model),
-        Store(store, remote=remote, int8=int8),
-        mode=cast(Mode, mode),
-        selector=selector,
-        owner=owner,
-    )
-    chunks = [chunk for document in documents for chunk in document.chunks]
-    _warn_of_unknown_text(engine.model, [question, *_texts(chunks)], model)
-    if selector != "full":
-        _compile(engine, documents, "Compiling")
-    stream = engine.conversation(system).stream(
-        [*pictures, question],
-        chunks,
-        max_tokens=max_tokens,
-        sampling=Sampling(temperature, seed=seed),
-    )
-    text = ""
-    for piece in stream:
-        text += piece
-        if json != "-":
-            print(piece, end="", flush=True)
-    if json:
-        write_json([_row(question, text, stream.report, model)], json)
-    if json != "-":
-        print()
-        log.print(_report_table(stream.report))
-    _close(engine.store)
-
-
 @app.command("compile")
 def compile_(
-    folders: Annotated[list[Path], typer.Argument(help="Folders or files to compile.")],
-    model: ModelOption = str(BUNDLED),
-    store: StoreOption = DEFAULT_STORE,
+    sources: Annotated[
+        list[Path], typer.Argument(help="Indexes; or Markdown, text and picture files or folders.")
+    ],
+    model: ModelOption = None,
+    store: ask_.StoreOption = None,
     remote: RemoteOption = None,
     owner: OwnerOption = None,
     int8: Int8Option = False,
     mode: ModeOption = "document",
 ) -> None:
     """Compile documents ahead of questions; what is compiled already is skipped."""
-    documents = [d for path in folders for d in _read(path)]
-    kept = Store(store, remote=remote, int8=int8)
-    engine = Engine(Model.load(model), kept, mode=cast(Mode, mode), owner=owner)
-    _warn_of_unknown_text(engine.model, _texts(c for d in documents for c in d.chunks), model)
-    new = _compile(engine, documents, "Compiling")
+    indexes = [path for path in sources if (path / FILE).is_file()]
+    names = {settings(path)["model"] for path in indexes} if not model else {model}
+    if len(names) > 1:
+        raise ValueError(f"these indexes have different models: {', '.join(sorted(names))}")
+    name = names.pop() if names else str(BUNDLED)
+    if len(indexes) > 1 and not store:
+        raise ValueError("compile one index at a time, or say with --store where to")
+    place = store or (indexes[0] / "caches" if indexes else DEFAULT_STORE)
+    kept = Store(place, remote=remote, int8=int8)
+    engine = Engine(Model.load(name), kept, mode=cast(Mode, mode), owner=owner)
+    documents = [d for path in sources if path not in indexes for d in ask_.read(path)]
     total = sum(len(d.chunks) for d in documents)
-    _close(kept)
-    console.print(f"{new} of {total} chunks compiled, {total - new} were there; store: {store}")
+    ask_.warn_of_unknown_text(
+        engine.model, ask_.texts(c for d in documents for c in d.chunks), name
+    )
+    new = ask_.compile_documents(engine, documents, "Compiling") if documents else 0
+    for path in indexes:
+        index = Index(path, engine=engine)
+        with progress_bars() as told:
+            report = index.compile(progress=told)
+        new += report.compiled
+        total += sum(len(row.chunks) for row in index.collection.rows())
+        for document, reason in report.uncompiled:
+            log.print(f"not compiled: {document[:12]}: {reason}", markup=False)
+    ask_.close(kept)
+    console.print(f"{new} of {total} chunks compiled, {total - new} were there; store: {place}")
 
 
 @app.command("model")
@@ -221,86 +168,6 @@ def main() -> None:
         raise
     except (ValueError, OSError) as error:
         fail(str(error))
-
-
-def _close(store: Store) -> None:
-    """Finish uploads, keep the measured speeds, say what went wrong on the way."""
-    store.close()
-    if store.faults.counts:
-        log.print(f"faults: {dict(store.faults.counts)}")
-
-
-def _read(path: Path) -> list[Document]:
-    return read_folder(path) if path.is_dir() else [Document.read(path)]
-
-
-def _texts(chunks: Iterable[Chunk]) -> list[str]:
-    return [part for chunk in chunks for part in chunk.parts if isinstance(part, str)]
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=log,
-    )
-
-
-def _compile(engine: Engine, documents: list[Document], title: str) -> int:
-    with _progress() as progress:
-        task = progress.add_task(title, total=len(documents))
-        return engine.compile(documents, lambda _document, _new: progress.advance(task))
-
-
-def _warn_of_unknown_text(model: Model, texts: list[str], name: str) -> None:
-    """A tokenizer that spells a text out letter by letter never saw its language."""
-    characters = sum(map(len, texts))
-    if name == str(BUNDLED) and characters < 2 * sum(
-        len(model.codec.encode(text)) for text in texts
-    ):
-        log.print(
-            "warning: most of this text is unknown to the bundled model, which knows its guide"
-            " only; expect no sensible answer, and choose another with --model",
-            style="yellow",
-        )
-
-
-def _row(question: str, text: str, report: Report, model: str) -> dict[str, object]:
-    return {
-        "method": report.selector,
-        "model": model,
-        "question": question,
-        "answer": text,
-        "ttft_s": report.ttft_s,
-        "seconds": report.seconds,
-        "context_tokens": report.context_tokens,
-        "reused_tokens": report.reused_tokens,
-        "recomputed_tokens": report.recomputed_tokens,
-        "fresh_tokens": report.fresh_tokens,
-        "recomputed": report.recomputed,
-        "bytes_read": report.bytes_read,
-        "chunks": [chunk.__dict__ for chunk in report.chunks],
-    }
-
-
-def _report_table(report: Report) -> Table:
-    table = Table(title=f"first token after {report.ttft_s * 1e3:.0f} ms")
-    for column in ("chunk", "tokens", "recomputed", "cache"):
-        table.add_column(column, justify="right" if column in ("tokens", "recomputed") else "left")
-    for chunk in report.chunks:
-        fate = chunk.hit or f"miss: {chunk.miss}"
-        table.add_row(escape(chunk.source), str(chunk.tokens), str(chunk.recomputed), fate)
-    stages = "  ".join(f"{name} {s * 1e3:.1f}" for name, s in report.seconds.items())
-    later = report.later_s
-    each = f"; each later token {sum(later) / len(later) * 1e3:.1f} ms" if later else ""
-    table.caption = (
-        f"ms: {stages}{each}; tokens: {report.reused_tokens} reused,"
-        f" {report.recomputed_tokens} recomputed, {report.fresh_tokens} fresh;"
-        f" {report.bytes_read / 1e6:.1f} MB read"
-    )
-    return table
 
 
 if __name__ == "__main__":

@@ -58,12 +58,18 @@ class Compiler:
 
     def key(self, chunk: Chunk, library: Library, mode: Mode | None = None) -> str:
         """The content key of a chunk: all that its KV depends on, and nothing else."""
-        context = chunk.context if (mode or self.mode_in(library)) == "document" else ""
+        return self.key_of(chunk.digest, chunk.context, library, mode)
+
+    def key_of(
+        self, digest: str, context: str, library: Library, mode: Mode | None = None
+    ) -> str:
+        """The key of a chunk whose content isn't at hand."""
+        inside = (mode or self.mode_in(library)) == "document"
         content = {
             **self._identity,
             "library": library.name,
-            "context": context,
-            "chunk": chunk.digest,
+            "context": context if inside else "",
+            "chunk": digest,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -79,8 +85,8 @@ class Compiler:
             compiled = dict(zip(needed, self.compile(needed), strict=True))
         else:
             compiled = {chunk: self.compile([chunk])[0] for chunk in missing}
-        tokens = sum(len(kv.segment) for kv in compiled.values())
-        library.store.costs.measure_prefill(self.cost_name, tokens, time.perf_counter() - began)
+        work = self.model.work(torch.arange(sum(len(kv.segment) for kv in compiled.values())))
+        library.store.costs.measure_prefill(self.cost_name, work, time.perf_counter() - began)
         for chunk in missing:
             self.put(chunk, library, compiled[chunk], since)
         return len(missing)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from mpic_rag.cache import LinkedCache
 from mpic_rag.compiler import compute
-from mpic_rag.documents import Chunk, Part
+from mpic_rag.documents import Chunk, Content, Part
 from mpic_rag.linker import Piece, link, place, prefill
 from mpic_rag.loading import LoadError
 from mpic_rag.report import Report, Stopwatch
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 GREEDY = Sampling()
 SHORT = 64  # tokens
+Ids = tuple[int, ...]  # of the chat template, or of an answer
+Item = Part | Chunk | Ids
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,27 @@ class Answer:
     report: Report
 
 
-class Conversation:
-    """Turns over one growing cache: what an earlier turn computed is never computed again."""
+class Turn(NamedTuple):
+    """An exchange that took place already."""
 
-    def __init__(self, engine: Engine, system: str | None = None) -> None:
+    user: Content
+    answer: str
+
+
+class Conversation:
+    """Turns over one growing cache: what an earlier turn computed is never computed again.
+
+    `system` and the earlier `turns` may hold chunks, which are linked like any others.
+    """
+
+    def __init__(
+        self, engine: Engine, system: str | Content | None = None, turns: Sequence[Turn] = ()
+    ) -> None:
         self.engine = engine
         self.system = system
-        self.template = engine.model.codec.template(system)
+        text = system if isinstance(system, str) or not system else "..."
+        self.template = engine.model.codec.template(text or None)
+        self.turns = tuple(turns)
         self.cache: LinkedCache | None = None
         self.position = 0
         self.answer: list[int] = []
@@ -49,7 +66,7 @@ class Conversation:
         self._busy = False
 
     def ask(
-        self, question: str | Sequence[Part], chunks: Sequence[Chunk] = (), **kwargs: Any
+        self, question: str | Content, chunks: Sequence[Chunk] = (), **kwargs: Any
     ) -> Answer:
         """Answer in one go; takes what `stream` takes."""
         stream = self.stream(question, chunks, **kwargs)
@@ -58,7 +75,7 @@ class Conversation:
 
     def stream(
         self,
-        question: str | Sequence[Part],
+        question: str | Content,
         chunks: Sequence[Chunk] = (),
         *,
         selector: str | None = None,
@@ -67,8 +84,9 @@ class Conversation:
     ) -> Stream:
         """Answer piece by piece: iterate for text; `report` fills in as it runs.
 
-        `question` is a text, or texts and pictures in order. Raises `ValueError` where the
-        question is empty, a picture is broken, or the prompt is longer than the model's context.
+        `question` is a text, or texts, pictures and chunks in order, behind `chunks`. Raises
+        `ValueError` where the question is empty, a picture is broken, or the prompt is longer than
+        the model's context.
         """
         parts = (question,) if isinstance(question, str) else tuple(question)
         if not any(not isinstance(part, str) or part.strip() for part in parts):
@@ -76,7 +94,18 @@ class Conversation:
         if max_tokens < 1:
             raise ValueError("max_tokens must be at least 1")
         rule = Selector.parse(selector or self.engine.selector)
-        return Stream(self, parts, chunks, rule, max_tokens, sampling)
+        return Stream(self, (*chunks, *parts), rule, max_tokens, sampling)
+
+    def _items(self, content: Content) -> list[Item]:
+        """All that stands behind the opening and isn't in the cache, in order."""
+        items: list[Item] = []
+        if self.cache is None:
+            if self.system and not isinstance(self.system, str):
+                items += [*self.system, self.template.closing]
+            encode, template = self.engine.model.codec.encode, self.template
+            for turn in self.turns:
+                items += [*turn.user, template.suffix, tuple(encode(turn.answer)), template.between]
+        return [*items, *content, self.template.suffix]
 
     def _turn(self, stream: Stream) -> Generator[str, None, None]:
         if self._busy:
@@ -84,7 +113,8 @@ class Conversation:
         self._busy = True
         engine, model = self.engine, self.engine.model
         watch = Stopwatch(stream.report, model.device)
-        retrieval = Retrieval(engine, stream.chunks, stream.rule)
+        items = self._items(stream.content)
+        retrieval = Retrieval(engine, [i for i in items if isinstance(i, Chunk)], stream.rule)
         try:
             # Without the lock: others may decode while this one waits for a disk or a network.
             with watch.stage("lookup"):
@@ -93,7 +123,7 @@ class Conversation:
                 retrieval.load()
             try:
                 with model.lock, torch.inference_mode():
-                    hidden = self._prefill(stream, watch, retrieval)
+                    hidden = self._prefill(stream, watch, retrieval, items)
             except BaseException:
                 retrieval.abandon()
                 raise
@@ -127,20 +157,24 @@ class Conversation:
         if text := detokenizer.flush():
             yield text
 
-    def _prefill(self, stream: Stream, watch: Stopwatch, retrieval: Retrieval) -> torch.Tensor:
+    def _prefill(
+        self, stream: Stream, watch: Stopwatch, retrieval: Retrieval, items: Sequence[Item]
+    ) -> torch.Tensor:
         """Render, link, select and prefill one turn; returns the last hidden state."""
-        model = self.engine.model
         start, position, opening = self._opening(retrieval)
         with watch.stage("render"):
-            question = model.segments([stream.question], end="")[0]
-            before, after = (model.text_segment(ids) for ids in (opening, self.template.suffix))
+            fresh = _fresh([item for item in (opening, *items) if item])
+            rendered = iter(self.engine.model.segments([run for run in fresh if run], end=""))
+        others = [Piece(next(rendered)) if run else None for run in fresh]
         while True:
             with watch.stage("render"):
                 retrieval.render()
-            chunks = [piece for piece in retrieval.pieces if piece]
-            pieces = [Piece(before), *chunks, Piece(question), Piece(after)]
+            linked = iter(retrieval.pieces)
+            pieces = [piece or next(linked) for piece in others]
             try:
-                return self._pass(stream, watch, retrieval, start, position, pieces)
+                return self._pass(
+                    stream, watch, retrieval, start, position, [p for p in pieces if p]
+                )
             except LoadError as error:  # costs the time so far, never the answer
                 retrieval.lose(error)
 
@@ -181,20 +215,31 @@ class Conversation:
         except BaseException:
             cache.truncate(base)
             raise
-        retrieval.describe(report, [int(row.sum()) for row in rows[1:-2]])
+        ours = {id(piece.segment) for piece in retrieval.pieces if piece}
+        retrieval.describe(
+            report,
+            [
+                (piece.slot, int(row.sum()))
+                for piece, row in zip(pieces, rows, strict=True)
+                if id(piece.segment) in ours
+            ],
+        )
         report.cached_tokens = base
         report.fresh_tokens = total - base - report.chunk_tokens
         if not retrieval.loadings:
-            computed = sum(int(row.sum()) for row in rows)
+            computed = torch.cat([p.slots[row] for p, row in zip(pieces, rows, strict=True)])
             seconds = report.seconds["prefill"] + report.seconds["render"]
-            self.engine.store.costs.measure_prefill(self.engine.identity, computed, seconds)
+            costs = self.engine.store.costs
+            costs.measure_prefill(self.engine.identity, model.work(computed), seconds)
         self.cache, self.position, self._unseen = cache, position, []
         return hidden
 
-    def _opening(self, retrieval: Retrieval) -> tuple[LinkedCache, int, Sequence[int]]:
+    def _opening(self, retrieval: Retrieval) -> tuple[LinkedCache, int, tuple[int, ...]]:
         """What the turn stands on: a cache, the position behind it, the tokens that come first."""
         if self.cache is not None:
-            return self.cache, self.position, [*self._unseen, *self.template.between]
+            return self.cache, self.position, (*self._unseen, *self.template.between)
+        if self.system and not isinstance(self.system, str):
+            return *compute(self.engine.model, []), self.template.opening
         # All new: plainly causal attention is worth a short system prompt's computing, since it
         # takes half as long as attention under a mask.
         new = retrieval.chunks and not any(p and p.reused for p in retrieval.pieces)
@@ -217,19 +262,27 @@ class Conversation:
         return hidden
 
 
+def _fresh(items: Sequence[Item]) -> list[tuple[Part | Ids, ...]]:
+    """Join what stands between chunks; an empty run stands for each chunk."""
+    runs: list[tuple[Part | Ids, ...]] = []
+    for linked, group in groupby(items, lambda item: isinstance(item, Chunk)):
+        run = tuple(group)
+        runs += [()] * len(run) if linked else [tuple(i for i in run if not isinstance(i, Chunk))]
+    return runs
+
+
 class Stream:
     """An answer in the making: iterate over it for pieces of text."""
 
     def __init__(
         self,
         conversation: Conversation,
-        question: tuple[Part, ...],
-        chunks: Sequence[Chunk],
+        content: tuple[Part | Chunk, ...],
         rule: Selector,
         max_tokens: int,
         sampling: Sampling,
     ) -> None:
-        self.question, self.chunks, self.rule = question, tuple(chunks), rule
+        self.content, self.rule = content, rule
         self.max_tokens, self.sampling = max_tokens, sampling
         self.report = Report(rule.name)
         self._text = conversation._turn(self)

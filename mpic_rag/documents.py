@@ -6,7 +6,7 @@ import hashlib
 import io
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -114,6 +114,9 @@ class Chunk:
     def text(self) -> str:
         """The chunk as text, with `[name]` in place of each picture."""
         return " ".join(p if isinstance(p, str) else f"[{p.name}]" for p in self.parts)
+
+
+Content = Sequence[Part | Chunk]  # of a message, in order
 
 
 def orphans(chunks: Iterable[Chunk]) -> set[int]:

@@ -9,10 +9,12 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from mpic_rag.cache import LinkedCache
 from mpic_rag.compiler import Compiler, Mode, compute
-from mpic_rag.conversation import Answer, Conversation
-from mpic_rag.documents import Chunk, Document, Part
+from mpic_rag.conversation import Answer, Conversation, Turn
+from mpic_rag.documents import Chunk, Content, Document
 from mpic_rag.model import Model
 from mpic_rag.segment import Segment
 from mpic_rag.selection import Selector
@@ -62,12 +64,17 @@ class Engine:
         self.store.costs.save()
         return total
 
-    def conversation(self, system: str | None = None) -> Conversation:
-        """Start a conversation; `system` replaces the template's own system prompt."""
-        return Conversation(self, system)
+    def conversation(
+        self, system: str | Content | None = None, turns: Sequence[Turn] = ()
+    ) -> Conversation:
+        """Start a conversation, or go on from earlier `turns`.
+
+        `system` replaces the template's own system prompt.
+        """
+        return Conversation(self, system, turns)
 
     def ask(
-        self, question: str | Sequence[Part], chunks: Sequence[Chunk] = (), **kwargs: Any
+        self, question: str | Content, chunks: Sequence[Chunk] = (), **kwargs: Any
     ) -> Answer:
         """Answer one question; takes what `Conversation.stream` takes."""
         return self.conversation().ask(question, chunks, **kwargs)
@@ -85,6 +92,14 @@ class Engine:
     def identity(self) -> str:
         """The model and where it runs, as costs name it."""
         return self.compiler.cost_name
+
+    @property
+    def room(self) -> int:
+        """Tokens of a document that can be compiled in one pass."""
+        opening = len(self.compiler.prefix) + sum(
+            self.model.count(part) + 1 for chunk in self.compiler.warmup for part in chunk.parts
+        )
+        return self.model.max_tokens - opening
 
     @property
     def bytes_per_token(self) -> int:
@@ -147,7 +162,8 @@ class Engine:
                 began = perf_counter()
                 compute(self.model, [chosen])
                 seconds = perf_counter() - began
-            self.store.costs.measure_prefill(self.identity, len(chosen), seconds)
+            work = self.model.work(torch.arange(len(chosen)))
+            self.store.costs.measure_prefill(self.identity, work, seconds)
 
         self.store.later(work)
 

@@ -83,19 +83,6 @@ def _places(model: Model, pieces: Sequence[Piece]) -> tuple[torch.Tensor, ...]:
     return slots, *model.rotary(torch.cat([piece.positions for piece in pieces], dim=1))
 
 
-def causal_mask(slots: torch.Tensor, total: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """Additive mask [rows, total]: each row sees the slots up to its own.
-
-    None where plain causal attention says the same: for every slot in order, or the last alone.
-    """
-    rows = len(slots)
-    if rows == total or (rows == 1 and int(slots[0]) == total - 1):
-        return None
-    mask = torch.zeros(rows, total, dtype=dtype, device=slots.device)
-    hidden = torch.arange(total, device=slots.device) > slots[:, None]
-    return mask.masked_fill_(hidden, float("-inf"))
-
-
 def prefill(
     model: Model, cache: LinkedCache, pieces: Sequence[Piece], rows: Sequence[torch.Tensor]
 ) -> torch.Tensor:
@@ -113,7 +100,7 @@ def prefill(
             torch.cat([model.embed(piece.segment, index) for piece, index in chosen]),
             torch.cat([piece.positions[:, index] for piece, index in chosen], dim=1),
             cache,
-            causal_mask(slots, cache.length, model.dtype),
+            slots if cache.length > len(slots) > 1 else None,
         )
     finally:
         cache.scatter(None)

@@ -14,10 +14,11 @@ from mpic_rag.store.costs import Costs
 from mpic_rag.store.remote import RemoteError
 
 SMALL = 1 << 20  # bytes of an entry that is not worth a thread
+REQUEST = 1 << 21  # bytes, at most, unless a layer has more
 Pair = tuple[torch.Tensor, torch.Tensor]
 
-# A disk is kept busy by few, a network's latency is hidden by many.
-_readers = {"disk": ThreadPoolExecutor(4, "disk"), "remote": ThreadPoolExecutor(16, "remote")}
+# A disk is kept busy by few, a latency hidden by more; too many, and late layers delay early ones.
+_readers = {"disk": ThreadPoolExecutor(4, "disk"), "remote": ThreadPoolExecutor(8, "remote")}
 
 
 class LoadError(Exception):
@@ -38,24 +39,32 @@ class Loading:
         self.since = since
         self.began, self.deadline = time.monotonic(), deadline
         self.ended = 0.0
-        self._futures: list[Future[Pair]] = []
+        # A request to a remote costs something whatever it brings: some layers come in one.
+        size = entry.kv_bytes // entry.layers
+        self.step = max(1, REQUEST // size) if entry.tier == "remote" else 1
+        self._futures: list[Future[list[Pair]]] = []
 
-    def start(self, layer: int) -> None:
-        """Queue the next layer; all entries' first ones come before any second one."""
-        self._futures.append(_readers[self.entry.tier].submit(self._read, layer))
+    def start(self, first: int) -> None:
+        """Queue the layers of the next request; all entries' first ones come before any second."""
+        last = min(first + self.step, self.entry.layers)
+        self._futures.append(_readers[self.entry.tier].submit(self._read, first, last))
 
-    def _read(self, layer: int) -> Pair:
-        pair = self.entry.layer(layer)
+    def _read(self, first: int, last: int) -> list[Pair]:
+        if last - first > 1:
+            self.entry.ahead(first, last)
+        pairs = [self.entry.layer(n) for n in range(first, last)]
         self.ended = time.monotonic()
-        return pair
+        return pairs
 
     def layer(self, n: int) -> Pair:
         """Wait for a layer; raises `LoadError`."""
         try:
             left = self.deadline - time.monotonic()
-            return self._futures[n].result(None if left == float("inf") else max(0.0, left))
+            future = self._futures[n // self.step]
+            pairs = future.result(None if left == float("inf") else max(0.0, left))
+            return pairs[n % self.step]
         except TimeoutError as error:
-            if self._futures[n].done():  # its own error
+            if future.done():  # its own error
                 raise LoadError(self, error) from error
             slow = RemoteError("remote timeout", "the entry came too slowly")
             raise LoadError(self, slow) from error
@@ -78,7 +87,8 @@ def start(loadings: Sequence[Loading]) -> None:
     """Begin to read entries side by side, layer by layer."""
     for n in range(max((loading.entry.layers for loading in loadings), default=0)):
         for loading in loadings:
-            loading.start(n)
+            if n % loading.step == 0 and n < loading.entry.layers:
+                loading.start(n)
 
 
 def measure(costs: Costs, loadings: Sequence[Loading]) -> None:

@@ -20,11 +20,13 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
+    Cache,
 )
 
-from mpic_rag.cache import LinkedCache
+from mpic_rag import attention
 from mpic_rag.documents import Part, Picture
 from mpic_rag.families import UnsupportedModelError, check
+from mpic_rag.kernels.slot_attention import blocks
 from mpic_rag.segment import Segment
 from mpic_rag.tokens import Codec
 
@@ -49,7 +51,10 @@ class Model:
         self.image_processor = image_processor
         # One pass at a time, whoever shares this model: compiling hooks into its layers.
         self.lock = threading.Lock()
+        self._counted: dict[str, int] = {}  # a picture's tokens, by its digest
         self.decoder = attrgetter(self.family.decoder)(network)
+        attention.register()
+        self.decoder.set_attn_implementation(attention.NAME)
         config = self.decoder.config
         self.layers: int = config.num_hidden_layers
         self.kv_heads: int = config.num_key_value_heads
@@ -113,6 +118,17 @@ class Model:
         return digest.hexdigest()
 
     @cached_property
+    def attention_share(self) -> float:
+        """What looking at one slot costs, in tokens' ways through all weights (by FLOPs)."""
+        weights = sum(p.numel() for p in self.decoder.layers.parameters())
+        heads = self.decoder.config.num_attention_heads
+        return 4 * heads * self.head_dim * self.layers / (2 * weights)
+
+    def work(self, slots: torch.Tensor) -> float:
+        """What computing tokens at `slots` [tokens] costs, as so many tokens that see nothing."""
+        return len(slots) + self.attention_share * float((slots + 1).sum())
+
+    @cached_property
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end an answer."""
         stop = self.network.generation_config.eos_token_id
@@ -123,11 +139,14 @@ class Model:
         """Lay out token ids that hold no picture."""
         return self._layout([(list(ids), None)])
 
-    def segments(self, groups: Sequence[Sequence[Part]], end: str = "\n") -> list[Segment]:
+    def segments(
+        self, groups: Sequence[Sequence[Part | tuple[int, ...]]], end: str = "\n"
+    ) -> list[Segment]:
         """Lay out each group of parts, all pictures in one pass through the vision tower.
 
         Image markers belong to the part, and `end` to the group: that is the whole rule for
-        template glue, so a chunk is the same tokens whatever stands beside it.
+        template glue, so a chunk is the same tokens whatever stands beside it. Tuples are token
+        ids, of the chat template.
         """
         pictures = {p.digest: p for parts in groups for p in parts if isinstance(p, Picture)}
         features = dict(zip(pictures, self.features(list(pictures.values())), strict=True))
@@ -135,9 +154,9 @@ class Model:
         return [
             self._layout(
                 [
-                    (self.codec.encode(part), None)
-                    if isinstance(part, str)
-                    else ([], features[part.digest])
+                    ([], features[part.digest])
+                    if isinstance(part, Picture)
+                    else (self.codec.encode(part) if isinstance(part, str) else [*part], None)
                     for part in parts
                 ]
                 + [(tail, None)]
@@ -145,26 +164,47 @@ class Model:
             for parts in groups
         ]
 
+    def count(self, part: Part) -> int:
+        """Tokens that a part takes; a picture is scaled for that, but not looked at."""
+        if isinstance(part, str):
+            return len(self.codec.encode(part))
+        if part.digest not in self._counted:
+            ((height, width),) = self._sizes(self._pixels([part]))
+            markers = self.family.markers or ()
+            around = sum(len(self.codec.control(marker)) for marker in markers)
+            self._counted[part.digest] = height * width + around
+        return self._counted[part.digest]
+
     @torch.inference_mode()
     def features(self, pictures: Sequence[Picture]) -> list[tuple[torch.Tensor, tuple[int, int]]]:
         """Run the vision tower; per picture its rows [image tokens, hidden] and (height, width)."""
         if not pictures:
             return []
+        pixels = self._pixels(pictures)
+        outputs = self.network.get_image_features(**pixels, return_dict=True).pooler_output
+        sizes = self._sizes(pixels)
+        return list(zip((rows.to(self.dtype) for rows in outputs), sizes, strict=True))
+
+    def _pixels(self, pictures: Sequence[Picture]) -> Any:
         if self.family.markers is None:
             raise ValueError("this model reads texts only; choose a vision-language model")
         images = [picture.decode() for picture in pictures]
         try:
-            pixels = self.image_processor(images=images, return_tensors="pt").to(self.device)
+            return self.image_processor(images=images, return_tensors="pt").to(self.device)
         except ValueError as error:
             names = ", ".join(picture.name for picture in pictures)
             raise ValueError(f"the model can't take the picture {names}: {error}") from error
-        outputs = self.network.get_image_features(**pixels, return_dict=True).pooler_output
+
+    def _sizes(self, pixels: Any) -> list[tuple[int, int]]:
+        """Rows and columns of each picture's tokens."""
         if "image_grid_thw" in pixels:
             merge = self.image_processor.merge_size
-            sizes = [(h // merge, w // merge) for _, h, w in pixels["image_grid_thw"].tolist()]
-        else:
-            sizes = [(1, rows.shape[0]) for rows in outputs]
-        return list(zip((rows.to(self.dtype) for rows in outputs), sizes, strict=True))
+            return [(h // merge, w // merge) for _, h, w in pixels["image_grid_thw"].tolist()]
+        config = self.network.config
+        count, _, height, width = pixels["pixel_values"].shape
+        patch = config.vision_config.patch_size
+        whole = config.vision_feature_select_strategy == "full"  # with the class token
+        return [(1, (height // patch) * (width // patch) + whole)] * count
 
     def embed(self, segment: Segment, rows: torch.Tensor) -> torch.Tensor:
         """Input embeddings [rows, hidden] of the chosen rows, image features in their places."""
@@ -185,20 +225,24 @@ class Model:
         self,
         embeds: torch.Tensor,
         positions: torch.Tensor,
-        cache: LinkedCache,
-        mask: torch.Tensor | None,
+        cache: Cache,
+        slots: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run the text model; returns hidden states [tokens, hidden] and writes the cache.
 
-        embeds [tokens, hidden], positions [axes, tokens], mask [tokens, slots] additive, or None
-        for plain causal attention.
+        embeds [tokens, hidden], positions [axes, tokens]. Each token sees the slots up to its own
+        in `slots` [tokens]; None stands for a whole prompt, or its last token alone.
         """
+        plan = None if slots is None else blocks(slots, self.dtype)
+        # transformers takes a mask of four dimensions as it is, and our layers take the plan.
+        unused = None if plan is None else plan[0].mask[None, None]
         return self.decoder(
             inputs_embeds=embeds[None],
             position_ids=self._position_ids(positions),
-            attention_mask=None if mask is None else mask[None, None],
+            attention_mask=unused,
             cache=cache,
             use_cache=True,
+            **{attention.PLAN: plan},
         ).last_hidden_state[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ STAGES = ("lookup", "load", "render", "link", "select", "prefill")
 class ChunkReport:
     """One retrieved chunk: `hit` names the entry that served it, or `miss` says why none did.
 
-    `tier` is where the entry lay: memory, disk or remote.
+    `tier` is where the entry lay: memory, disk or remote; `slot` is its first token's index.
     """
 
     source: str
@@ -25,6 +25,7 @@ class ChunkReport:
     hit: str = ""
     miss: str = ""
     tier: str = ""
+    slot: int = 0
 
 
 @dataclass

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
 from mpic_rag.documents import Chunk, orphans
 from mpic_rag.linker import Piece
 from mpic_rag.loading import SMALL, LoadError, Loading, measure, start
@@ -20,7 +22,7 @@ from mpic_rag.store.remote import RemoteError
 if TYPE_CHECKING:
     from mpic_rag.engine import Engine
 
-PATIENCE = 4.0  # times the expected seconds, until a remote load is given up
+PATIENCE = 4.0  # times what loading or computing should take, until a remote is given up
 TELLING = 1 << 16  # bytes whose time says something about a disk
 CHEAPER = "quicker to compute"
 
@@ -39,6 +41,7 @@ class Retrieval:
         # Computed here, these would not know what their documents said before them.
         self._orphans = orphans(chunks) if engine.compiler.mode == "document" else set()
         self._uncertain = False
+        self._compute_s = 0.0  # of what may be loaded
         self._marks: dict[str, int] = {}
         self._read: list[tuple[Candidate, Entry, ChunkKV, int]] = []
 
@@ -64,8 +67,11 @@ class Retrieval:
         adaptive = self.store.adaptive and self.rule.reuses
         if not self.store.remote or not adaptive or self._orphans:
             return True
+        tokens = int(self.store.costs.chunk_tokens * len(self.chunks))
+        work = engine.model.work(torch.arange(tokens))
+        size = tokens * engine.bytes_per_token
         return self.store.costs.worth_asking(
-            "remote", engine.identity, len(self.chunks), engine.bytes_per_token
+            "remote", engine.identity, len(self.chunks), size, work
         )
 
     def load(self) -> None:
@@ -73,10 +79,13 @@ class Retrieval:
         costs = self.store.costs
         hits = [(i, found) for i, found in enumerate(self.found) if found]
         passed: set[int] = set()
+        loads, missing = self._work()
+        rate = costs.token_s.get(self.engine.identity, 0.0)
+        self._compute_s = rate * sum(load.work for load in loads)
         if self.rule.reuses and self.store.adaptive:
             far = [(i, found) for i, found in hits if found.size]
-            loads = [self._load(found, i in self._orphans) for i, found in far]
-            passed = {far[n][0] for n in costs.to_compute(self.engine.identity, loads)}
+            chosen = costs.to_compute(self.engine.identity, loads, missing)
+            passed = {far[n][0] for n in chosen}
             self._uncertain = costs.uncertain(self.engine.identity, loads)
         began = time.perf_counter()
         for i, found in hits:
@@ -92,10 +101,20 @@ class Retrieval:
             costs.measure_load("disk", read, time.perf_counter() - began)
         start(self.loadings)
 
-    def _load(self, found: Found, orphan: bool) -> Load:
-        tokens = found.tokens(self.engine.bytes_per_token)
-        needed = orphan and found.candidate.mode == "document"
-        return Load(found.tier, found.size, tokens, found.size > SMALL, needed)
+    def _work(self) -> tuple[list[Load], float]:
+        """What entries out of memory cost to load or compute, and what missing chunks cost."""
+        engine, loads, missing, slot = self.engine, [], 0.0, 0
+        for i, found in enumerate(self.found):
+            usual = int(self.store.costs.chunk_tokens)
+            tokens = found.tokens(engine.bytes_per_token) if found else usual
+            work = engine.model.work(torch.arange(slot, slot + tokens))
+            if found is None:
+                missing += work
+            elif found.size:
+                needed = i in self._orphans and found.candidate.mode == "document"
+                loads.append(Load(found.tier, found.size, work, found.size > SMALL, needed))
+            slot += tokens
+        return loads, missing
 
     def _piece(self, found: Found) -> Piece:
         features = "features" in self.rule.reads
@@ -123,7 +142,10 @@ class Retrieval:
         if entry.tier == "disk" or not self.store.remote:
             return float("inf")
         expected = self.store.costs.load_s(entry.tier, entry.kv_bytes * len(self.found))
-        return time.monotonic() + max(self.store.remote.timeout, PATIENCE * expected)
+        timeout = self.store.remote.timeout
+        # As long as it isn't known what computing takes, a slow remote gets its chance.
+        instead = self._compute_s or timeout
+        return time.monotonic() + max(timeout, PATIENCE * max(expected, instead))
 
     def render(self) -> None:
         """Lay out the chunks that no entry serves, pictures through the vision tower."""
@@ -152,14 +174,14 @@ class Retrieval:
         self.misses[index] = str(known)
         self.found[index] = None
 
-    def describe(self, report: Report, recomputed: Sequence[int]) -> None:
-        """Fill in the report's part about chunks."""
+    def describe(self, report: Report, placed: Sequence[tuple[int, int]]) -> None:
+        """Fill in the report's part about chunks, each's slot and recomputed tokens given."""
         report.bytes_read = sum(entry.bytes_read for entry in self._opened)
         if self.chunks:
             tokens = sum(len(piece.segment) for piece in self.pieces if piece)
             self.store.costs.measure_chunks(len(self.chunks), tokens)
-        for chunk, piece, found, miss, count in zip(
-            self.chunks, self.pieces, self.found, self.misses, recomputed, strict=True
+        for chunk, piece, found, miss, (slot, count) in zip(
+            self.chunks, self.pieces, self.found, self.misses, placed, strict=True
         ):
             assert piece is not None
             served = found if found and miss != CHEAPER else None
@@ -171,6 +193,7 @@ class Retrieval:
                     served.candidate.mode if served else "",
                     "" if served else miss,
                     served.tier if served else "",
+                    slot,
                 )
             )
 

@@ -12,11 +12,16 @@ from tokenizers import Tokenizer
 
 @dataclass(frozen=True)
 class Template:
-    """A chat as token ids: `prefix` user `suffix` answer `between` user `suffix` answer ..."""
+    """A chat as token ids: `prefix` user `suffix` answer `between` user `suffix` answer ...
+
+    With a system prompt, `prefix` is `opening`, the prompt, `closing`.
+    """
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
     between: tuple[int, ...]
+    opening: tuple[int, ...]
+    closing: tuple[int, ...]
 
 
 class Codec:
@@ -70,13 +75,13 @@ class Codec:
         """Render the chat template once around placeholders and cut it there."""
         if system not in self._templates:
             roles = ["system"] if system else []
-            *opening, _, between, suffix = self._cut([*roles, "user", "assistant", "user"])
-            prefix = self._first(opening[0])
-            if system:  # a template may have no place for it
-                prefix += [*self.encode(system), *self.control(opening[1])] if opening[1:] else []
-            self._templates[system] = Template(
-                tuple(prefix), tuple(self.control(suffix)), tuple(self.control(between))
-            )
+            *heads, _, between, suffix = self._cut([*roles, "user", "assistant", "user"])
+            opening, closing = self._first(heads[0]), []
+            if system:  # a template that has no place for it shows it ahead of what the user says
+                closing = self.control(heads[1]) if heads[1:] else self.encode("\n\n")
+            prefix = [*opening, *self.encode(system or ""), *closing]
+            parts = (prefix, self.control(suffix), self.control(between), opening, closing)
+            self._templates[system] = Template(*map(tuple, parts))
         return self._templates[system]
 
     def _cut(self, roles: list[str]) -> list[str]:

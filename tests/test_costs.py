@@ -27,7 +27,7 @@ def seconds(loads, computed):
     kept = [load for i, load in enumerate(loads) if i not in computed]
     first = sum(load.size for load in kept if not load.beside) / 1e6
     beside = sum(load.size for load in kept if load.beside) / 1e6
-    return first + max(beside, sum(loads[i].tokens for i in computed) / 1e3)
+    return first + max(beside, sum(loads[i].work for i in computed) / 1e3)
 
 
 @pytest.mark.parametrize("beside", [True, False])
@@ -78,17 +78,24 @@ def test_a_first_pass_is_slow_and_a_pass_has_its_own_cost(costs):
 
 
 def test_a_far_tier_is_asked_until_it_is_known_to_be_slow(costs):
-    assert costs.worth_asking("remote", MODEL, 2, 1000)
+    def worth(chunks=2, size=512_000, work=512.0):  # which takes 0.5 s to compute
+        return costs.worth_asking("remote", MODEL, chunks, size, work)
+
+    assert worth()
     costs.measure_look("remote", 0.1)
-    assert costs.worth_asking("remote", MODEL, 2, 1000)  # 512 tokens take 0.5 s
+    assert worth()
     costs.measure_look("remote", 3.0)
-    assert not costs.worth_asking("remote", MODEL, 2, 1000)
-    assert costs.worth_asking("remote", MODEL, 0, 1000)
-    for _ in range(20):
-        costs.measure_chunks(2, 20_000)
-    assert costs.worth_asking("remote", MODEL, 2, 1000)
+    assert not worth()
+    assert worth(chunks=0)
+    assert worth(work=20_000.0)
     costs.tiers["remote"].bandwidth = 1e5
-    assert not costs.worth_asking("remote", MODEL, 2, 1000)
+    assert not worth(size=8_000_000, work=20_000.0)
+
+
+def test_what_is_missing_is_computed_anyway(costs):
+    loads = [entry(1.0, 1.0)] * 4
+    assert len(costs.to_compute(MODEL, loads, work=0.0)) == 2
+    assert costs.to_compute(MODEL, loads, work=3_500.0) == set()
 
 
 def test_speeds_outlive_the_process_and_damage_is_harmless(tmp_path):

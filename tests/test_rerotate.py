@@ -40,7 +40,7 @@ def test_moved_key_is_bit_identical(family, rope, dtype):
     positions = torch.arange(tokens).repeat(model.family.axes, 1) + start
     cache = DynamicCache()
     with model.captured_keys() as keys:
-        model.forward(embeds, positions, cache, None)
+        model.forward(embeds, positions, cache)
     cos, sin = model.rotary(positions)
     for before, layer in zip(keys, cache.layers, strict=True):
         assert torch.equal(rerotate(before, cos, sin), layer.keys[0])

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 
-PIECE = 1 << 16
+PIECE = 1 << 18
 
 
 class Proxy:

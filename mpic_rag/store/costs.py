@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from mpic_rag.store.remote import AHEAD
 
-TELLING = 32  # tokens whose time says something about a model
+TELLING = 32  # units of work whose time says something about a model
 RECENT = 0.3  # weight of the newest measurement
 WORTH = 0.85  # a plan must promise this share of the simpler one's seconds to be preferred
 
@@ -29,15 +29,16 @@ class Tier:
 
 
 class Load(NamedTuple):
-    """An entry that could be loaded: its tier, its bytes, and its tokens, about.
+    """An entry that could be loaded: its tier, its bytes, and the work of computing it, about.
 
+    Work is in tokens, their attention to what stands before them included as further ones.
     `beside`: large enough to be loaded while the model runs; `needed`: it knows what computing
     would not find out.
     """
 
     tier: str
     size: int
-    tokens: int
+    work: float
     beside: bool
     needed: bool = False
 
@@ -53,7 +54,7 @@ class Costs:
 
     path: Path | None = None
     tiers: dict[str, Tier] = field(default_factory=_tiers)
-    token_s: dict[str, float] = field(default_factory=dict)  # seconds a token, by model and device
+    token_s: dict[str, float] = field(default_factory=dict)  # seconds a unit of work, by model and device
     pass_s: dict[str, float] = field(default_factory=dict)  # seconds of a pass over hardly any
     chunk_tokens: float = 256.0  # of a retrieved chunk
 
@@ -106,14 +107,14 @@ class Costs:
             mean = tokens / count
             self.chunk_tokens += RECENT * (mean - self.chunk_tokens)
 
-    def measure_prefill(self, model: str, tokens: int, seconds: float) -> None:
-        """Take in a pass over so many tokens; few tell what any pass costs, more what one adds."""
+    def measure_prefill(self, model: str, work: float, seconds: float) -> None:
+        """Take in a pass of so much work; little tells what any pass costs, more what it adds."""
         with self._lock:
-            if tokens < TELLING:
+            if work < TELLING:
                 old = self.pass_s.get(model, seconds)
                 self.pass_s[model] = old + RECENT * (seconds - old)
                 return
-            speed = max(0.0, seconds - self.pass_s.get(model, 0.0)) / tokens
+            speed = max(0.0, seconds - self.pass_s.get(model, 0.0)) / work
             count, old = self._measured[model], self.token_s.get(model, speed)
             # A process's first pass is slow; its second says more than what others measured.
             self.token_s[model] = old + (0.0, 1.0, RECENT)[min(count, 2)] * (speed - old)
@@ -125,11 +126,11 @@ class Costs:
             return True
         free = [load for load in loads if not load.needed]
         load_s = sum(self.load_s(load.tier, load.size) for load in free)
-        compute_s = self.token_s[model] * sum(load.tokens for load in free)
+        compute_s = self.token_s[model] * sum(load.work for load in free)
         return self._measured[model] < 2 and load_s > compute_s / 4
 
-    def to_compute(self, model: str, loads: Sequence[Load]) -> set[int]:
-        """Which of these are better computed than loaded.
+    def to_compute(self, model: str, loads: Sequence[Load], work: float = 0.0) -> set[int]:
+        """Which of these are better computed than loaded, where so much must be computed anyway.
 
         What is loaded beside computing, layer by layer, takes as long as the longer of the two.
         Mixed plans must promise a good deal more than loading or computing everything.
@@ -138,27 +139,26 @@ class Costs:
         if rate is None:
             return set()
         load_s = [self.load_s(load.tier, load.size) for load in loads]
-        compute_s = [inf if load.needed else rate * load.tokens for load in loads]
+        compute_s = [inf if load.needed else rate * load.work for load in loads]
         order = sorted(range(len(loads)), key=lambda i: compute_s[i] / (load_s[i] + 1e-9))
 
         def plan_s(m: int) -> float:
             """Seconds where the first m of `order` are computed."""
             first = sum(load_s[i] for i in order[m:] if not loads[i].beside)
             beside = sum(load_s[i] for i in order[m:] if loads[i].beside)
-            return first + max(beside, sum(compute_s[i] for i in order[:m]))
+            return first + max(beside, rate * work + sum(compute_s[i] for i in order[:m]))
 
         simple = min((0, len(order)), key=plan_s)
         mixed = min(range(len(order) + 1), key=plan_s)
         return set(order[: mixed if plan_s(mixed) < WORTH * plan_s(simple) else simple])
 
-    def worth_asking(self, tier: str, model: str, chunks: int, bytes_per_token: int) -> bool:
-        """Whether chunks that may lie in a far tier would come sooner from it than by computing."""
+    def worth_asking(self, tier: str, model: str, chunks: int, size: int, work: float) -> bool:
+        """Whether chunks of `size` bytes in a far tier would come sooner than by computing them."""
         rate, it = self.token_s.get(model), self.tiers[tier]
         if rate is None or not it.looks or not chunks:
             return True
-        tokens = self.chunk_tokens * chunks
-        load_s = it.latency + max(0.0, tokens * bytes_per_token - chunks * AHEAD) / it.bandwidth
-        return load_s < rate * tokens
+        load_s = it.latency + max(0.0, size - chunks * AHEAD) / it.bandwidth
+        return load_s < rate * work
 
     def load_s(self, tier: str, size: int) -> float:
         """Expected seconds for bytes of a tier, once they flow."""

@@ -109,6 +109,7 @@ class Entry:
         """Open for a key, or whatever key it has."""
         self.tier = tier
         self._read = read
+        self._ahead: dict[str, torch.Tensor] = {}  # read, not yet asked for
         self._got: dict[str, torch.Tensor] = {}  # of a remote entry, to keep it on this disk
         head = read(0, AHEAD)
         length = int.from_bytes(head[:8].numpy().tobytes(), "little")
@@ -174,8 +175,10 @@ class Entry:
         else:
             # No request for nothing: object stores refuse an empty range.
             length = part.end - part.start
-            data = self._read(part.start, part.end) if length else torch.empty(0).byte()
-            self.bytes_read += len(data)
+            data = self._ahead.pop(name, torch.empty(0).byte())
+            if length and not len(data):
+                data = self._read(part.start, part.end)
+                self.bytes_read += len(data)
             if len(data) != part.end - part.start:
                 raise StoreError("is cut short")
             mark = checksum(data)
@@ -207,6 +210,17 @@ class Entry:
         if rows.shape[1] != self.tokens or len(rows) < 3:
             raise StoreError("its segment does not have the size that its header says")
         return Segment(rows[0].long(), rows[1:-1].long(), rows[-1], shown)
+
+    def ahead(self, first: int, last: int) -> None:
+        """Read layers from `first` up to `last` in one request; `layer` then has them."""
+        parts = {f"layer.{n}": self._parts[f"layer.{n}"] for n in range(first, last)}
+        start, end = min(p.start for p in parts.values()), max(p.end for p in parts.values())
+        if end <= self._here or end - start != sum(p.end - p.start for p in parts.values()):
+            return  # here already, or not in a row
+        data = self._read(start, end)
+        self.bytes_read += len(data)
+        for name, part in parts.items():
+            self._ahead[name] = data[part.start - start : part.end - start]
 
     def layer(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys before RoPE and values of one layer, both [heads, tokens, dim]."""

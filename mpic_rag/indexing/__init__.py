@@ -1,0 +1,1 @@
+"""From folders of PDFs, pages and pictures to passages that can be retrieved and compiled."""

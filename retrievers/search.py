@@ -1,0 +1,161 @@
+"""Search an index: words, texts and pictures each ranked on their own, then fused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from mpic_rag.documents import Picture
+from mpic_rag.indexing.collection import Collection, Row
+from mpic_rag.retrievers.embedders import ClipEmbedder, TextEmbedder
+from mpic_rag.retrievers.fused import fuse
+from mpic_rag.retrievers.vectors import Vectors
+from mpic_rag.retrievers.words import Words
+
+DEPTH = 50  # how far down each ranking is fused
+BATCH = 32
+Progress = Callable[[str, int, int], None]
+
+
+class Found(NamedTuple):
+    """A passage, its fused score, and its rank in each ranking that has it."""
+
+    row: Row
+    score: float
+    ranks: dict[str, int]
+
+
+class Search:
+    """Rankings over a collection; a question may be a text, a picture, or both."""
+
+    def __init__(
+        self,
+        collection: Collection,
+        text: TextEmbedder | None = None,
+        pictures: ClipEmbedder | None = None,
+    ) -> None:
+        self.collection, self.text, self.pictures = collection, text, pictures
+        self._lock = threading.Lock()
+        self._state: tuple[object, Words, Vectors | None, Vectors | None] | None = None
+
+    def update(self, progress: Progress = lambda what, done, total: None) -> None:
+        """Embed what is new and drop what is gone; safe to interrupt, goes on where it was."""
+        rows = self.collection.rows()
+        if self.text:
+            texts = {row.id: row.search for row in rows}
+            self._embed(self.text.name, texts, self.text.documents, "Embedding texts", progress)
+        if self.pictures:
+            shown = {row.picture: row.picture for row in rows if row.picture}
+
+            def embed(names: Sequence[str]) -> np.ndarray:
+                assert self.pictures
+                return self.pictures.pictures([self.collection.picture(name) for name in names])
+
+            self._embed(self.pictures.name, shown, embed, "Embedding pictures", progress)
+
+    def search(
+        self,
+        question: str = "",
+        picture: Picture | None = None,
+        count: int = 8,
+        only: Sequence[str] = (),
+    ) -> list[Found]:
+        """The best passages, best first; `only` names the rankings to use, by default all."""
+        rankings = self.rankings(question, picture)
+        if only:
+            rankings = {name: keys for name, keys in rankings.items() if name in only}
+        weights = self.collection.fact("weights") or {}
+        ranks = {
+            name: {key: n for n, key in enumerate(keys, 1)} for name, keys in rankings.items()
+        }
+        best = fuse(rankings, weights, count)
+        rows = self.collection.get(key for key, _ in best)  # what was deleted meanwhile is left out
+        return [
+            Found(rows[key], score, {name: r[key] for name, r in ranks.items() if key in r})
+            for key, score in best
+            if key in rows
+        ]
+
+    def rankings(self, question: str = "", picture: Picture | None = None) -> dict[str, list[str]]:
+        """Each retriever's passages, best first."""
+        words, texts, pictures, shows = self._load()
+        found: dict[str, list[str]] = {}
+        if question.strip():
+            found["words"] = [key for key, _ in words.search(question, DEPTH)]
+            if texts and self.text:
+                near = texts.search(self.text.query(question), DEPTH)
+                found["text"] = [key for key, _ in near]
+        if pictures and self.pictures:
+            if question.strip():
+                vector = self.pictures.query(question)
+                found["picture"] = _passages(pictures.search(vector, DEPTH), shows)
+            if picture:
+                vector = self.pictures.pictures([picture])[0]
+                found["query picture"] = _passages(pictures.search(vector, DEPTH), shows)
+        return found
+
+    def _load(self) -> tuple[Words, Vectors | None, Vectors | None, dict[str, list[str]]]:
+        with self._lock:
+            revision = (self.collection.revision, *map(self._changed, (self.text, self.pictures)))
+            if self._state is None or self._state[0] != revision:
+                rows = self.collection.rows()
+                words = Words([row.id for row in rows], [row.search for row in rows])
+                texts = self._vectors(self.text.name) if self.text else None
+                pictures = self._vectors(self.pictures.name) if self.pictures else None
+                self._shows: dict[str, list[str]] = {}
+                for row in rows:
+                    if row.picture:
+                        self._shows.setdefault(row.picture, []).append(row.id)
+                self._state = (revision, words, texts, pictures)
+            return *self._state[1:], self._shows
+
+    def _vectors(self, name: str) -> Vectors | None:
+        path = self._path(name)
+        return Vectors.load(path)[0] if path.exists() else None
+
+    def _changed(self, embedder: TextEmbedder | ClipEmbedder | None) -> int:
+        """When an embedder's vectors were last written."""
+        path = self._path(embedder.name) if embedder else None
+        return path.stat().st_mtime_ns if path and path.exists() else 0
+
+    def _path(self, name: str) -> Path:
+        kind = name.partition(":")[0]
+        digest = xxhash.xxh3_64_hexdigest(name.encode())
+        return self.collection.folder / "vectors" / f"{kind}-{digest}.safetensors"
+
+    def _embed(
+        self,
+        name: str,
+        wanted: dict[str, str],
+        embed: Callable[[Sequence[str]], np.ndarray],
+        what: str,
+        progress: Progress,
+    ) -> None:
+        try:
+            vectors = self._vectors(name)
+        except ValueError:  # damaged: made anew
+            vectors = None
+        gone = [key for key in vectors.keys() if key not in wanted] if vectors else []
+        changed = bool(vectors and vectors.remove(gone))
+        missing = [key for key in wanted if not vectors or key not in vectors]
+        for start in range(0, len(missing), BATCH):
+            progress(what, start, len(missing))
+            keys = missing[start : start + BATCH]
+            matrix = embed([wanted[key] for key in keys])
+            vectors = vectors or Vectors(matrix.shape[1])
+            vectors.add(keys, matrix)
+            changed = True
+            if start // BATCH % 20 == 19:
+                vectors.save(self._path(name))
+        if vectors and changed:
+            vectors.save(self._path(name))
+        progress(what, len(missing), len(missing))
+
+
+def _passages(found: Sequence[tuple[str, float]], shows: dict[str, list[str]]) -> list[str]:
+    return [passage for picture, _ in found for passage in shows.get(picture, ())]
