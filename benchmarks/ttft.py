@@ -34,7 +34,8 @@ def main() -> None:
     rows = []
     rounds = 1 if args.quick else args.rounds
     total = rounds * len(guide.questions()) * len(asks)
-    steps = (row for _ in range(rounds) for row in demo.run(asks, "bundled"))
+    retrieve = demo.whole_shelf()
+    steps = (row for _ in range(rounds) for row in demo.run(asks, "bundled", retrieve))
     for row in track(steps, "Asking", total=total, console=log):
         rows.append(row)
     if args.json:

@@ -53,14 +53,6 @@ class Catalog:
         if not any((k.digest, k.context) == (known.digest, known.context) for k in place):
             place.append(known)
 
-    def forget(self, document: str) -> None:
-        """Drop a document's chunks."""
-        for table in (self._texts, self._pictures):
-            for key in [k for k, some in table.items() if any(x.document == document for x in some)]:
-                table[key] = [known for known in table[key] if known.document != document]
-                if not table[key]:
-                    del table[key]
-
     def find(
         self,
         parts: Iterable[Part],

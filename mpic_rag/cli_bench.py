@@ -63,8 +63,7 @@ def store(
         home = Path(name)
         for count in (1, 4) if quick else (1, 4, 16):
             size = min(tokens, room // count)
-            turns = rounds if quick else max(rounds, 10 // count)  # short ones are noisy
-            take(store_.never_slower(loaded, home, count, size, turns, port, progress))
+            take(store_.never_slower(loaded, home, count, size, rounds, port, progress))
         size = min(tokens, room // 4)
         with progress.console.status("Both at once"):
             take([store_.overlap(loaded, home / "overlap", 4, size, rounds, port)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -12,7 +13,10 @@ from rich.table import Table
 from mpic_rag import guide
 from mpic_rag.baselines import PrefixReuse
 from mpic_rag.conversation import Answer
+from mpic_rag.documents import Chunk
 from mpic_rag.engine import Engine
+from mpic_rag.index import Index
+from mpic_rag.indexing.build import Options, Progress
 from mpic_rag.model import Model
 from mpic_rag.retrievers.shelf import retrieve_shelf
 from mpic_rag.store import Store
@@ -26,7 +30,9 @@ METHODS = {
     "epic:8": "linked, EPIC's rule: 8 tokens of each chunk recomputed",
     "none, isolated": "linked caches, each chunk compiled alone, nothing recomputed",
 }
+TOP = 8  # passages that are retrieved
 Row = dict[str, Any]
+Retrieve = Callable[[guide.Question, int], list[Chunk]]
 
 
 def methods(model: Model, store: Store) -> tuple[list[Engine], dict[str, Callable[..., Answer]]]:
@@ -44,11 +50,39 @@ def methods(model: Model, store: Store) -> tuple[list[Engine], dict[str, Callabl
     return [document, isolated], {name: ask(name) for name in METHODS}
 
 
-def run(asks: dict[str, Callable[..., Answer]], model_name: str) -> Iterator[Row]:
-    """Ask every question by every method, methods in turn; one row each."""
+def whole_shelf() -> Retrieve:
+    """All that a question's shelf has, documents in random order."""
     shelves = guide.shelves()
+    return lambda question, number: retrieve_shelf(shelves[question.shelf], seed=number)
+
+
+def index(engine: Engine, folder: Path, progress: Progress) -> dict[str, Index]:
+    """The shelves, each indexed below `folder`, paragraph by paragraph."""
+    return {
+        path.name: Index.build(
+            path, folder / path.name, engine=engine, options=Options(0), progress=progress
+        )
+        for path in sorted(guide.FOLDER.glob("shelf-*"))
+    }
+
+
+def retrieve(indexes: dict[str, Index]) -> Retrieve:
+    """What a shelf's index finds for a question, best first."""
+
+    def found(question: guide.Question, number: int) -> list[Chunk]:
+        index = indexes[question.shelf]
+        rows = [found.row for found in index.retrieve(question.question, count=TOP)]
+        return [chunk for row in rows for chunk in index.collection.chunks(row)]
+
+    return found
+
+
+def run(
+    asks: dict[str, Callable[..., Answer]], model_name: str, retrieve: Retrieve
+) -> Iterator[Row]:
+    """Ask every question by every method, methods in turn; one row each."""
     for number, question in enumerate(guide.questions()):
-        chunks = retrieve_shelf(shelves[question.shelf], seed=number)
+        chunks = retrieve(question, number)
         for method, ask in asks.items():
             if number == 0:  # the first call of each pays for imports, page cache and allocation
                 ask(question.question, chunks, max_tokens=2)
@@ -126,7 +160,7 @@ def summary_table(rows: list[Row]) -> Table:
 def context(rows: list[Row]) -> str:
     """What stood in each prompt, in words."""
     tokens = sorted({r["context_tokens"] for r in rows})
-    return f"{tokens[0]} to {tokens[-1]} tokens of context: 8 pictures and 8 texts"
+    return f"{tokens[0]} to {tokens[-1]} tokens of context"
 
 
 def _marked(row: Row) -> str:

@@ -15,6 +15,7 @@ from mpic_rag.indexing.build import Options, Progress, Report, compile_missing, 
 from mpic_rag.indexing.collection import Collection
 from mpic_rag.model import BUNDLED, Model
 from mpic_rag.retrievers.embedders import BUNDLED_CLIP, ClipEmbedder, SentenceEmbedder
+from mpic_rag.retrievers.probes import calibrate
 from mpic_rag.retrievers.search import Found, Search
 from mpic_rag.store import Store
 
@@ -108,8 +109,11 @@ class Index:
         Safe to interrupt: the next call goes on. Raises `ValueError` where a path is gone.
         """
         roots = [Path(p) for p in self.settings.get("roots", [])]
-        roots += [p for path in paths if (p := Path(path).absolute()) not in roots]
-        if not roots:
+        for path in (Path(p).absolute() for p in paths):
+            if not path.exists():
+                raise ValueError(f"there is no file or folder {path}")
+            roots += [path] if path not in roots else []
+        if not roots and not self.collection.documents():
             raise ValueError("nothing to index: name a file or a folder")
         for root in roots:
             if not root.exists():
@@ -120,6 +124,9 @@ class Index:
         self.collection.set_fact("settings", self.settings)
         report = read(self.collection, roots, chosen, self.engine, progress)
         self.search.update(progress)
+        if self.collection.fact("weighed") != self.collection.revision:
+            calibrate(self.search)
+            self.collection.set_fact("weighed", self.collection.revision)
         if compile:
             self.compile(report, progress)
         return report

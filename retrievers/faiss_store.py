@@ -129,8 +129,8 @@ class FaissStore(BasePydanticVectorStore):
             if not self._vectors:
                 return VectorStoreQueryResult(nodes=[], similarities=[], ids=[])
             among = None
-            if query.node_ids is not None or query.doc_ids is not None or query.filters:
-                among = self._chosen(query.node_ids, query.doc_ids, query.filters)
+            if query.node_ids or query.doc_ids or query.filters:  # LlamaIndex sends empty lists
+                among = self._chosen(query.node_ids or None, query.doc_ids or None, query.filters)
             vector = np.array(query.query_embedding)
             found = self._vectors.search(vector, query.similarity_top_k, among)
             return VectorStoreQueryResult(

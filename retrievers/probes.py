@@ -80,6 +80,7 @@ def calibrate(search: Search) -> dict[str, float]:
     asked = probes(search.collection, 0)
     names = [n for n, there in (("text", search.text), ("picture", search.pictures)) if there]
     if not asked or not names:
+        search.collection.set_fact("weights", {})
         return {}
     rankings = [search.rankings(probe.question) for probe in asked]
     best, chosen = -1.0, {}

@@ -52,8 +52,6 @@ def test_the_document_that_the_prompt_comes_from():
     assert chunks(catalog.find(["Amber.", LONG]))[1] == first.chunks[1]
     assert chunks(catalog.find([LONG])) == [first.chunks[1]]
     assert chunks(catalog.find([LONG], [second.chunks[1].context])) == [second.chunks[1]]
-    catalog.forget("first")
-    assert chunks(catalog.find([LONG])) == [second.chunks[1]]
 
 
 def test_pictures_are_found_by_their_bytes():

@@ -38,8 +38,8 @@ def llm(bundled, make_engine):
 
 
 @pytest.fixture
-def nodes():
-    """The first shelf, one node a chunk, in stock classes; pictures have a caption."""
+def nodes(tmp_path):
+    """The first shelf, one node a part, in stock classes; pictures are files with a caption."""
     made = []
     for page in guide.shelves()["shelf-1"]:
         for n, part in enumerate(part for chunk in page.chunks for part in chunk.parts):
@@ -47,7 +47,9 @@ def nodes():
             node.excluded_llm_metadata_keys = ["file_name"]
             if isinstance(part, Picture):
                 node.text_resource = MediaResource(text=f"the picture of {page.name}")
-                node.image_resource = MediaResource(data=part.data)
+                path = tmp_path / f"{node.node_id}.png"
+                path.write_bytes(part.data)
+                node.image_resource = MediaResource(path=path)
             else:
                 node.text_resource = MediaResource(text=part)
             source = LlamaDocument(id_=page.name, text="-").as_related_node_info()
@@ -88,14 +90,12 @@ def tokens(llm, found, pictures):
     for node in (n.node for n in found):
         total += count(node.text_resource.text)
         if pictures and node.image_resource:
-            total += count(Picture(node.image_resource.data and _bytes(node)))
+            total += count(Picture(_bytes(node)))
     return total
 
 
 def _bytes(node):
-    import base64
-
-    return base64.b64decode(node.image_resource.data)
+    return node.image_resource.path.read_bytes()
 
 
 @pytest.mark.parametrize("multimodal", [False, True])

@@ -80,6 +80,7 @@ class Collection:
         )
         try:
             self._db.execute("pragma journal_mode = wal")
+            self._db.execute("pragma synchronous = normal")  # a lost last file is read again
             self._db.executescript(_SCHEMA)
             if self.fact("format") is None:
                 self.set_fact("format", FORMAT)

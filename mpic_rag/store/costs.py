@@ -15,6 +15,7 @@ from mpic_rag.store.remote import AHEAD
 
 TELLING = 32  # units of work whose time says something about a model
 RECENT = 0.3  # weight of the newest measurement
+LEAN = 0.95  # of loading's seconds must be enough to compute: what loading takes is surer
 WORTH = 0.85  # a plan must promise this share of the simpler one's seconds to be preferred
 
 
@@ -148,7 +149,7 @@ class Costs:
             beside = sum(load_s[i] for i in order[m:] if loads[i].beside)
             return first + max(beside, rate * work + sum(compute_s[i] for i in order[:m]))
 
-        simple = min((0, len(order)), key=plan_s)
+        simple = len(order) if plan_s(len(order)) < LEAN * plan_s(0) else 0
         mixed = min(range(len(order) + 1), key=plan_s)
         return set(order[: mixed if plan_s(mixed) < WORTH * plan_s(simple) else simple])
 

