@@ -50,7 +50,7 @@ def measure(index: Index, limit: int) -> list[Row]:
                     "what": "retrieval",
                     "kind": kind,
                     "method": method,
-                    "questions": scores.count,
+                    "questions": scores.questions,
                     "recall_5": scores.recall_5,
                     "mrr": scores.mrr,
                     "weight": weights.get(method, 1.0),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mpic_rag.documents import Chunk, Document, Part, Picture
 
 ANCHOR = 16  # characters by which a text is looked up before it is compared
-WHOLE = 32  # characters from which on a text is looked for inside others
+WHOLE = 32  # characters from which on a text may stand amid others
 _WORD = re.compile(r"(?<!\S)\S")
 
 
@@ -32,6 +32,7 @@ class Catalog:
 
     def __init__(self, documents: Iterable[Document] = ()) -> None:
         self._texts: dict[str, list[Known]] = {}
+        self._anchors: set[int] = set()  # lengths of the texts' first characters
         self._pictures: dict[str, list[Known]] = {}
         self.add(documents)
 
@@ -49,6 +50,7 @@ class Catalog:
             place, length = self._pictures.setdefault(part.digest, []), 0
         else:
             place, length = self._texts.setdefault(part[:ANCHOR], []), len(part)
+            self._anchors.add(min(ANCHOR, length))
         known = Known(chunk.digest, length, chunk.source, chunk.context, chunk.document)
         if not any((k.digest, k.context) == (known.digest, known.context) for k in place):
             place.append(known)
@@ -84,7 +86,9 @@ class Catalog:
         done = 0
         for word in _WORD.finditer(text):
             at = word.start()
-            known = self._at(text, at) if at >= done else []
+            # Behind another chunk, or on a line of its own.
+            apart = not text[done:at].strip() or text[at - 1] == "\n"
+            known = self._at(text, at, apart) if at >= done else []
             if not known:
                 continue
             gap = text[done:at].lstrip() if done else text[:at]
@@ -97,18 +101,28 @@ class Catalog:
         if rest := text[done:].lstrip() if done else text:
             yield rest
 
-    def _at(self, text: str, at: int) -> list[Known]:
-        """The longest known text that stands here and ends with the text or a word."""
-        candidates = self._texts.get(text[at : at + ANCHOR], [])
+    def _at(self, text: str, at: int, apart: bool) -> list[Known]:
+        """The longest known text that stands here and ends with the text or a word.
+
+        A short one must stand `apart` and end its line, or lead to another known text.
+        """
+        starts = (text[at : at + length] for length in self._anchors)
+        candidates = [known for start in starts for known in self._texts.get(start, ())]
         for length in sorted({known.length for known in candidates}, reverse=True):
             end = at + length
-            whole = at == 0 and end == len(text)
-            if not whole and (length < WHOLE or not (end == len(text) or text[end].isspace())):
+            if end < len(text) and not text[end].isspace():
                 continue
             digest = Chunk.of(text[at:end]).digest
-            if same := [known for known in candidates if known.digest == digest]:
+            same = [known for known in candidates if known.digest == digest]
+            if same and (length >= WHOLE or (apart and self._leads_on(text, end))):
                 return same
         return []
+
+    def _leads_on(self, text: str, end: int) -> bool:
+        after = _WORD.search(text, end)
+        if after is None or "\n" in text[end : after.start()]:
+            return True
+        return bool(self._at(text, after.start(), True))
 
 
 def _best(known: list[Known], before: str | None, contexts: Collection[str]) -> Known:
@@ -118,4 +132,3 @@ def _best(known: list[Known], before: str | None, contexts: Collection[str]) -> 
 
 def _chunk(part: Part, known: Known) -> Chunk:
     return Chunk((part,), known.source, known.context, known.document)
-

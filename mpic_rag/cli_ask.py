@@ -81,7 +81,8 @@ def ask(
     ] = "none",
     top_k: Annotated[int, typer.Option(min=1, help="Passages to take from an index.")] = 8,
     show_sources: Annotated[
-        bool, typer.Option("--show-sources", help="Show where the passages stand and what they say.")
+        bool,
+        typer.Option("--show-sources", help="Show where the passages stand and what they say."),
     ] = False,
     stream: Annotated[bool, typer.Option(help="Print the answer as it comes.")] = True,
     system: Annotated[str | None, typer.Option(help="Replaces the system prompt.")] = None,
@@ -104,9 +105,7 @@ def ask(
     name = model or (settings(folder)["model"] if folder else str(BUNDLED))
     place = store or (folder / "caches" if folder else DEFAULT_STORE)
     kept = Store(place, remote=remote, int8=int8)
-    engine = Engine(
-        Model.load(name), kept, mode=cast(Mode, mode), selector=selector, owner=owner
-    )
+    engine = Engine(Model.load(name), kept, mode=cast(Mode, mode), selector=selector, owner=owner)
     options: dict[str, Any] = {
         "max_tokens": max_tokens,
         "sampling": Sampling(temperature, seed=seed),
@@ -176,7 +175,11 @@ def warn_of_unknown_text(model: Model, parts: Sequence[str], name: str) -> None:
 
 
 def _whole(
-    engine: Engine, sources: Sequence[Path], question: Sequence[Any], system: str | None, options: Any
+    engine: Engine,
+    sources: Sequence[Path],
+    question: Sequence[Any],
+    system: str | None,
+    options: Any,
 ) -> Stream:
     """All of these files, in their order."""
     documents = [document for path in sources for document in read(path)]

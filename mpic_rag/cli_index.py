@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -80,10 +80,10 @@ def index(
     Run it again after files changed: only what changed is done again. Ctrl-C is safe. Pictures on
     the web are not fetched.
     """
-    given = {"characters": characters, "pages_as_pictures": page_pictures or None}
-    changed = {name: value for name, value in given.items() if value is not None}
+    changed: dict[str, Any] = {"characters": characters} if characters is not None else {}
+    changed |= {"pages_as_pictures": True} if page_pictures else {}
     if dry_run:
-        _estimate([p for p in paths or []], Options(**changed), model, json)
+        _estimate(list(paths or []), Options(**changed), model, json)
         return
     began = perf_counter()
     found = Index(out, model=model, store=store, create=True, text=text, pictures=pictures)
@@ -210,4 +210,3 @@ def _rate(model: Model) -> float:
         began = perf_counter()
         compute(model, [segment])
         return len(ids) / (perf_counter() - began)
-

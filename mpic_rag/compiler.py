@@ -60,9 +60,7 @@ class Compiler:
         """The content key of a chunk: all that its KV depends on, and nothing else."""
         return self.key_of(chunk.digest, chunk.context, library, mode)
 
-    def key_of(
-        self, digest: str, context: str, library: Library, mode: Mode | None = None
-    ) -> str:
+    def key_of(self, digest: str, context: str, library: Library, mode: Mode | None = None) -> str:
         """The key of a chunk whose content isn't at hand."""
         inside = (mode or self.mode_in(library)) == "document"
         content = {

@@ -56,8 +56,8 @@ class Conversation:
     ) -> None:
         self.engine = engine
         self.system = system
-        text = system if isinstance(system, str) or not system else "..."
-        self.template = engine.model.codec.template(text or None)
+        text = "..." if system and not isinstance(system, str) else system
+        self.template = engine.model.codec.template(text if isinstance(text, str) else None)
         self.turns = tuple(turns)
         self.cache: LinkedCache | None = None
         self.position = 0
@@ -65,9 +65,7 @@ class Conversation:
         self._unseen: list[int] = []  # the answer's tokens that are not in the cache yet
         self._busy = False
 
-    def ask(
-        self, question: str | Content, chunks: Sequence[Chunk] = (), **kwargs: Any
-    ) -> Answer:
+    def ask(self, question: str | Content, chunks: Sequence[Chunk] = (), **kwargs: Any) -> Answer:
         """Answer in one go; takes what `stream` takes."""
         stream = self.stream(question, chunks, **kwargs)
         text = "".join(stream)
@@ -245,7 +243,8 @@ class Conversation:
         new = retrieval.chunks and not any(p and p.reused for p in retrieval.pieces)
         if not retrieval.rule.reuses or (new and len(self.template.prefix) <= SHORT):
             return *compute(self.engine.model, []), self.template.prefix
-        return *self.engine.start(self.system), ()
+        text = self.system if isinstance(self.system, str) else None
+        return *self.engine.start(text), ()
 
     def _step(self) -> torch.Tensor:
         """Run the newest token through the model; returns its hidden state [1, hidden]."""

@@ -73,9 +73,7 @@ class Engine:
         """
         return Conversation(self, system, turns)
 
-    def ask(
-        self, question: str | Content, chunks: Sequence[Chunk] = (), **kwargs: Any
-    ) -> Answer:
+    def ask(self, question: str | Content, chunks: Sequence[Chunk] = (), **kwargs: Any) -> Answer:
         """Answer one question; takes what `Conversation.stream` takes."""
         return self.conversation().ask(question, chunks, **kwargs)
 

@@ -18,7 +18,9 @@ from mpic_rag.catalog import Catalog
 from mpic_rag.conversation import Turn
 from mpic_rag.documents import Chunk, Content, Part, Picture
 
-CHUNKS = "mpic_rag_chunks"  # in a message's `additional_kwargs`: block number to (context, document)
+CHUNKS = (
+    "mpic_rag_chunks"  # in a message's `additional_kwargs`: block number to (context, document)
+)
 _SYSTEM = {MessageRole.SYSTEM, MessageRole.DEVELOPER}
 _ANSWER = {MessageRole.ASSISTANT, MessageRole.CHATBOT, MessageRole.MODEL}
 
@@ -102,12 +104,12 @@ def part(block: object, fetch: bool = False) -> Part:
     if not isinstance(block, ImageBlock):
         kind = getattr(block, "block_type", type(block).__name__)
         raise ValueError(f"a {kind} block can't be shown to this model: texts and pictures only")
-    if block.url and not str(block.url).startswith("data:") and not (block.image or block.path):
-        if not fetch:
-            raise ValueError(
-                f"the picture {block.url} is on the web, and nothing is fetched unasked:"
-                " download it, or set fetch_pictures=True"
-            )
+    there = block.image or block.path or str(block.url or "data:").startswith("data:")
+    if not there and not fetch:
+        raise ValueError(
+            f"the picture {block.url} is on the web, and nothing is fetched unasked:"
+            " download it, or set fetch_pictures=True"
+        )
     name = str(block.path.name if block.path else "picture")
     try:
         data = block.resolve_image().read()

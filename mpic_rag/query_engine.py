@@ -143,9 +143,7 @@ class LinkedSynthesizer(BaseSynthesizer):
         dispatcher.event(SynthesizeEndEvent(query=bundle, response=response))
         return response
 
-    def prompt(
-        self, query: QueryBundle, nodes: Sequence[NodeWithScore], taken: int = 0
-    ) -> Prompt:
+    def prompt(self, query: QueryBundle, nodes: Sequence[NodeWithScore], taken: int = 0) -> Prompt:
         """Lay out nodes in their order, then the query's picture, then the question.
 
         `taken` tokens of the context are spoken for, by earlier turns.
@@ -270,7 +268,7 @@ class LinkedQueryEngine(RetrieverQueryEngine):
     """A retriever, and a `LinkedLLM` that answers from what it finds."""
 
     @classmethod
-    def from_args(  # type: ignore[override]
+    def from_args(
         cls,
         retriever: BaseRetriever,
         llm: LinkedLLM,

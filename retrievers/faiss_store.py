@@ -58,7 +58,7 @@ class FaissStore(BasePydanticVectorStore):
         store = cls()
         store._vectors, extra = Vectors.load(Path(persist_path))
         store._rows = json.loads(extra)
-        if set(store._rows) != set(store._vectors.keys()):
+        if set(store._rows) != set(store._vectors):
             raise ValueError(f"{persist_path} is damaged: its nodes are not those of its vectors")
         return store
 

@@ -29,7 +29,7 @@ class Scores(NamedTuple):
 
     recall_5: float
     mrr: float
-    count: int
+    questions: int
 
 
 def probes(collection: Collection, half: int, limit: int = 100) -> list[Probe]:
@@ -84,7 +84,9 @@ def calibrate(search: Search) -> dict[str, float]:
         return {}
     rankings = [search.rankings(probe.question) for probe in asked]
     best, chosen = -1.0, {}
-    even = sorted(itertools.product(STEPS, repeat=len(names)), key=lambda w: sum(abs(x - 1) for x in w))
+    even = sorted(
+        itertools.product(STEPS, repeat=len(names)), key=lambda w: sum(abs(x - 1) for x in w)
+    )
     for steps in even:
         weights = {"words": 1.0, **dict(zip(names, steps, strict=True))}
         reached = score(fused(rankings, weights), asked).mrr

@@ -70,9 +70,7 @@ class Search:
         if only:
             rankings = {name: keys for name, keys in rankings.items() if name in only}
         weights = self.collection.fact("weights") or {}
-        ranks = {
-            name: {key: n for n, key in enumerate(keys, 1)} for name, keys in rankings.items()
-        }
+        ranks = {name: {key: n for n, key in enumerate(keys, 1)} for name, keys in rankings.items()}
         best = fuse(rankings, weights, count)
         rows = self.collection.get(key for key, _ in best)  # what was deleted meanwhile is left out
         return [
@@ -140,7 +138,7 @@ class Search:
             vectors = self._vectors(name)
         except ValueError:  # damaged: made anew
             vectors = None
-        gone = [key for key in vectors.keys() if key not in wanted] if vectors else []
+        gone = [key for key in vectors if key not in wanted] if vectors else []
         changed = bool(vectors and vectors.remove(gone))
         missing = [key for key in wanted if not vectors or key not in vectors]
         for start in range(0, len(missing), BATCH):

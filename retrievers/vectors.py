@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import faiss
@@ -33,9 +33,8 @@ class Vectors:
     def __contains__(self, key: str) -> bool:
         return key in self._ids
 
-    def keys(self) -> list[str]:
-        """All keys."""
-        return list(self._ids)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids)
 
     def add(self, keys: Sequence[str], vectors: np.ndarray) -> None:
         """Add vectors [keys, width], in place of those that a key had; raises `ValueError`."""
@@ -59,7 +58,7 @@ class Vectors:
         for number in numbers:
             del self._keys[number]
         if numbers:
-            self._index.remove_ids(np.array(numbers, dtype=np.int64))
+            self._index.remove_ids(faiss.IDSelectorBatch(np.array(numbers, dtype=np.int64)))
         return len(numbers)
 
     def search(
@@ -74,7 +73,8 @@ class Vectors:
             if not numbers:
                 return []
             selector = faiss.IDSelectorBatch(np.array(numbers, dtype=np.int64))
-            parameters = faiss.SearchParameters(sel=selector)
+            parameters = faiss.SearchParameters()
+            parameters.sel = selector
         query = normalised(np.asarray(vector)[None])
         if query.shape[1] != self.width:
             raise ValueError(
@@ -84,10 +84,6 @@ class Vectors:
         scores, found = self._index.search(query, min(count, len(self)), params=parameters)
         pairs = zip(found[0].tolist(), scores[0].tolist(), strict=True)
         return [(self._keys[number], score) for number, score in pairs if number >= 0]
-
-    def vector(self, key: str) -> np.ndarray:
-        """The vector [width] of a key."""
-        return self._index.reconstruct(self._ids[key])
 
     def save(self, path: Path, extra: bytes = b"") -> None:
         """Write all to one file, at once; `extra` is kept beside."""

@@ -50,6 +50,7 @@ def _stem(word: str) -> str:
 
 
 _COMMON = frozenset(
-    "a an and are as at be but by for from if in into is it its no not of on or s such t that the"
-    " their then there these they this to was were what when where which who will with".split()
+    """a an and are as at be but by for from if in into is it its no not of on or s such t that the
+    their then there these they this to was were what when where which who will
+    with""".split()  # noqa: SIM905
 )

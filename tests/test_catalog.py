@@ -31,10 +31,17 @@ def test_what_differs_is_not_found(text):
     assert not chunks(Catalog([Document.of("page", [[LONG]])]).find([f"see {text} now"]))
 
 
-def test_a_short_text_is_found_alone_only():
-    catalog = Catalog([Document.of("page", [["see below"]])])
-    assert chunks(catalog.find(["see below"]))
-    assert not chunks(catalog.find(["now see below for more"]))
+def test_a_short_text_must_stand_apart():
+    catalog = Catalog([Document.of("page", [["see below"], [LONG]])])
+    for text in (
+        "see below",
+        "as said:\nsee below\n\nmore",
+        f"{LONG} see below",
+        f"see below {LONG}",
+    ):
+        assert "see below" in [c.parts[0] for c in chunks(catalog.find([text]))]
+    for text in ("now see below for more", "see below for more", "now see below"):
+        assert not chunks(catalog.find([text]))
 
 
 def test_the_longest_text_wins():

@@ -163,7 +163,7 @@ def test_random_changes_against_numpy():
             vectors.add([key], plain[key][None])
         else:
             assert vectors.remove([key]) == (plain.pop(key, None) is not None)
-        assert set(vectors.keys()) == set(plain)
+        assert set(vectors) == set(plain)
         if not plain:
             continue
         query = rng.normal(size=8).astype(np.float32)

@@ -16,7 +16,8 @@ from mpic_rag.indexing.passages import passages
 
 PAGE = """<html><head><title>Piers</title><style>p{}</style></head><body>
 <nav>Home | About</nav><h1>Piers of Amber</h1><p>There are <b>three</b> piers.</p>
-<figure><img src="red.png" alt="a red pier"><figcaption>Figure 1. The red pier.</figcaption></figure>
+<figure><img src="red.png" alt="a red pier">
+<figcaption>Figure 1. The red pier.</figcaption></figure>
 <h2>Ships</h2><ul><li>The mail boat</li><li>The ferry</li></ul>
 <table><tr><th>Ship</th><th>Day</th></tr><tr><td>Ferry</td><td>Monday</td></tr></table>
 <p>It is <img src="red.png"> here.</p><script>alert(1)</script></body></html>"""
@@ -69,7 +70,9 @@ def test_html(folder, red):
 
 
 def test_markdown_and_text(folder, red):
-    markdown = "# Amber\n\nThree *piers*.\n\n![a pier](red.png)\n\n| a | b |\n|---|---|\n| 1 | 2 |\n"
+    markdown = (
+        "# Amber\n\nThree *piers*.\n\n![a pier](red.png)\n\n| a | b |\n|---|---|\n| 1 | 2 |\n"
+    )
     assert blocks(write(folder / "a.md", markdown)) == [
         ("Amber", False),
         ("Three piers.", False),
@@ -173,7 +176,10 @@ def index(tmp_path, text_model, make_engine):
 
 def pages(folder, numbers):
     for n in numbers:
-        write(folder / f"p{n}.md", f"# Page {n}\n\nstation {n} ships goods{n}.\n\nits keeper is k{n}.\n")
+        write(
+            folder / f"p{n}.md",
+            f"# Page {n}\n\nstation {n} ships goods{n}.\n\nits keeper is k{n}.\n",
+        )
 
 
 def found(index, words):

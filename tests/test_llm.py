@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+from itertools import pairwise
+from typing import ClassVar
 
 import pytest
 from llama_index.core.base.llms.base import BaseLLM
@@ -34,7 +36,9 @@ def engine(vision_model, make_engine):
 
 @pytest.fixture
 def page(engine):
-    page = Document.of("amber", [[LONG], [picture((56, 28), "red")], ["its keeper is maria, so they say"]])
+    page = Document.of(
+        "amber", [[LONG], [picture((56, 28), "red")], ["its keeper is maria, so they say"]]
+    )
     engine.compile([page])
     return page
 
@@ -90,7 +94,7 @@ def test_all_eight_methods_say_the_same(llm):
 
 def test_a_stream_grows_and_ends_with_its_report(llm):
     *pieces, last = llm.stream_chat([user("who?")])
-    for before, after in zip(pieces, pieces[1:], strict=False):
+    for before, after in pairwise(pieces):
         assert after.message.content == before.message.content + after.delta
     assert last.delta == ""
     assert last.raw["usage"]["completion_tokens"] == 6
@@ -228,7 +232,7 @@ def test_options(llm):
 
 def test_events_tell_of_each_call(llm):
     class Names(BaseEventHandler):
-        names: list = []
+        names: ClassVar[list] = []
 
         @classmethod
         def class_name(cls):

@@ -36,9 +36,10 @@ def clip():
 
 
 def test_the_bundled_picture_embedder_tells_signs_apart(clip):
+    import random
+
     from mpic_rag.data.pictures import draw_sign
     from mpic_rag.documents import Picture
-    import random
 
     draw = random.Random(11)
     signs = [("red", "star"), ("blue", "cross"), ("green", "circle"), ("black", "square")]
@@ -129,7 +130,7 @@ def test_sentence_embeddings_with_real_weights(tmp_path, text_model, make_engine
 def test_embeddings_follow_the_collection(tmp_path, vision_model, make_engine):
     documents = tmp_path / "docs"
     documents.mkdir()
-    for n, colour in enumerate(["red", "blue", "green"]):
+    for colour in ("red", "blue", "green"):
         (documents / f"{colour}.png").write_bytes(picture((64, 64), colour).data)
     index = Index.build(documents, tmp_path / "index", engine=make_engine(vision_model))
     path = index.search._path(index.search.pictures.name)

@@ -12,7 +12,7 @@ ROWS = 256  # of a block: fewer make the kernel slower, more make it look at mor
 
 
 class Block(NamedTuple):
-    """Rows `first` to `last`, which see slots up to `end` as far as `mask` [rows, end] lets them."""
+    """Rows `first` to `last`, which see slots up to `end` as `mask` [rows, end] lets them."""
 
     first: int
     last: int

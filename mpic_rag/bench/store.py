@@ -99,12 +99,12 @@ def never_slower(
         for round_ in range(rounds):
             full = ttft(engines[places[0].name, False], chunks, "full")
             for place in places:
-                took: list[float] = []
-                while sum(took) < BRIEF and len(took) < 2 * OFTEN:  # short ones are noisy
+                turn: list[float] = []
+                while sum(turn) < BRIEF and len(turn) < 2 * OFTEN:  # short ones are noisy
                     ways = [("load", False), ("adaptive", True)]
-                    for way, adaptive in ways if len(took) % 4 == round_ % 2 * 2 else ways[::-1]:
-                        took.append(place.ttft(engines[place.name, adaptive], chunks))
-                        seconds.setdefault((place.name, way), []).append(took[-1])
+                    for way, adaptive in ways if len(turn) % 4 == round_ % 2 * 2 else ways[::-1]:
+                        turn.append(place.ttft(engines[place.name, adaptive], chunks))
+                        seconds.setdefault((place.name, way), []).append(turn[-1])
                     seconds.setdefault((place.name, "compute"), []).append(full)
                 progress.advance(task)
     for place in places:

@@ -38,6 +38,11 @@ class Content:
         """Count something that was left out."""
         self.notes[what] = self.notes.get(what, 0) + 1
 
+    def without(self, what: str) -> Picture | None:
+        """Count a picture that was left out."""
+        self.note(what)
+        return None
+
 
 def squeezed(text: str) -> str:
     """Text with every run of white space as one space."""

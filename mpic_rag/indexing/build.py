@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -105,7 +104,7 @@ def stamp(path: Path, depends: Iterable[str], options: Options) -> str:
     digest = hashlib.sha256(options.name.encode())
     for name in [str(path), *sorted(depends)]:
         try:
-            state = os.stat(name)
+            state = Path(name).stat()
             digest.update(f"{state.st_size} {state.st_mtime_ns} {state.st_ino}|".encode())
         except (OSError, ValueError):
             digest.update(b"-|")
@@ -152,9 +151,7 @@ def _files(root: Path) -> Iterable[Path]:
     return walk(root)
 
 
-def _read(
-    path: Path, root: Path, options: Options
-) -> tuple[File, tuple[str, list[Passage]]]:
+def _read(path: Path, root: Path, options: Options) -> tuple[File, tuple[str, list[Passage]]]:
     inside = root if root.is_dir() else root.parent
     title, made, depends, notes, document, reason = "", [], [], {}, None, ""
     before = stamp(path, (), options)
@@ -186,6 +183,5 @@ def _readable(block: Block, content: Content) -> Block:
     return replace(block, text=block.text or block.hint, picture=None)
 
 
-def _moved(document: str, known: dict[str, File], found: dict[str, object]) -> bool:
+def _moved(document: str, known: dict[str, File], found: Container[str]) -> bool:
     return any(f.document == document and f.path not in found for f in known.values())
-

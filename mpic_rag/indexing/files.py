@@ -100,7 +100,9 @@ def _word(path: Path, root: Path) -> Content:
     try:
         import mammoth
     except ImportError as error:
-        raise ValueError("Word files need the extra `docx`: pip install 'mpic-rag[docx]'") from error
+        raise ValueError(
+            "Word files need the extra `docx`: pip install 'mpic-rag[docx]'"
+        ) from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -11,16 +11,16 @@ from bs4.element import Comment, NavigableString, PreformattedString, Tag
 from mpic_rag.indexing.blocks import Block, Content, squeezed
 from mpic_rag.indexing.pictures import local_picture
 
-_SKIPPED = set(
-    "script style noscript template nav footer aside form button select svg math iframe object"
-    " video audio canvas head".split()
+_SKIPPED = frozenset(
+    """script style noscript template nav footer aside form button select svg math iframe object
+    video audio canvas head""".split()  # noqa: SIM905
 )
 _SKIPPED_CLASS = re.compile(r"\b(nav(header|footer|bar|igation)?|breadcrumbs?|sidebar|toc)\b", re.I)
 _FIGURE_CLASS = re.compile(r"\b((informal)?figure|mediaobject|screenshot|thumb)\b", re.I)
 _CAPTION_CLASS = re.compile(r"\b(caption|title|thumbcaption)\b", re.I)
-_BLOCKS = set(
-    "p li dd dt blockquote pre tr caption figcaption div section article main header table ul ol dl"
-    " figure h1 h2 h3 h4 h5 h6 hr address details summary body".split()
+_BLOCKS = frozenset(
+    """p li dd dt blockquote pre tr caption figcaption div section article main header table ul ol
+    dl figure h1 h2 h3 h4 h5 h6 hr address details summary body""".split()  # noqa: SIM905
 )
 _HEADINGS = {f"h{n}": n for n in range(1, 7)}
 
@@ -59,7 +59,7 @@ class _Reader:
                 self.line.append(str(child))
 
     def tag(self, tag: Tag) -> None:
-        name, kind = tag.name.lower(), " ".join(tag.get_attribute_list("class", []) or [])
+        name, kind = tag.name.lower(), " ".join(tag.get_attribute_list("class") or [])
         hidden = tag.has_attr("hidden") or tag.get("aria-hidden") == "true"
         if name in _SKIPPED or hidden or id(tag) in self.captions or _SKIPPED_CLASS.search(kind):
             return
@@ -130,11 +130,11 @@ class _Reader:
     def caption(self, tag: Tag) -> str:
         """The caption of the figure around a picture, which is then not read again."""
         for around in list(tag.parents)[:5]:
-            kind = " ".join(around.get_attribute_list("class", []) or [])
+            kind = " ".join(around.get_attribute_list("class") or [])
             if around.name != "figure" and not _FIGURE_CLASS.search(kind):
                 continue
             for inside in around.find_all(True):
-                own = " ".join(inside.get_attribute_list("class", []) or [])
+                own = " ".join(inside.get_attribute_list("class") or [])
                 if inside.name == "figcaption" or _CAPTION_CLASS.search(own):
                     if id(inside) in self.captions or inside.find("img"):
                         continue

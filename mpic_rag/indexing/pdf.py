@@ -51,9 +51,7 @@ def render(path: Path, number: int, scale: float = SCALE) -> Picture:
         document.close()
 
 
-def _page(
-    page: pdfium.PdfPage, number: int, content: Content, as_picture: bool
-) -> Iterator[Block]:
+def _page(page: pdfium.PdfPage, number: int, content: Content, as_picture: bool) -> Iterator[Block]:
     text_page = page.get_textpage()
     text = text_page.get_text_bounded().replace("\r\n", "\n")
     figures = list(_figures(page, text_page, content))
@@ -64,9 +62,9 @@ def _page(
     for picture, caption in figures:
         yield Block(caption, picture, page=number)
     if as_picture or (len(text.strip()) < SPARSE and not figures):
-        picture = usable(_render(page, SCALE), content)
-        if picture:
-            yield Block("", picture, page=number)
+        whole = usable(_render(page, SCALE), content)
+        if whole:
+            yield Block("", whole, page=number)
 
 
 def _render(page: pdfium.PdfPage, scale: float) -> Picture:

@@ -25,26 +25,26 @@ def local_picture(source: str, folder: Path, root: Path, content: Content) -> Pi
         try:
             data = base64.b64decode(source[found.end() :], validate=True)
         except (binascii.Error, ValueError):
-            return content.note("picture inside the page is damaged")
+            return content.without("picture inside the page is damaged")
         return usable(Picture(data, "embedded picture"), content)
     parts = urlsplit(source)
     if parts.scheme or parts.netloc:
-        return content.note("picture on the web, not fetched")
+        return content.without("picture on the web, not fetched")
     path = folder / unquote(parts.path)
     try:
         real = path.resolve()
         if not real.is_relative_to(root.resolve()):
-            return content.note("picture outside of the indexed folder, not read")
+            return content.without("picture outside of the indexed folder, not read")
         content.depends.add(str(real))
         if real.suffix.lower() in {".svg", ".svgz"}:
-            return content.note("SVG picture, not supported")
+            return content.without("SVG picture, not supported")
         if not real.is_file():
-            return content.note("picture is missing")
+            return content.without("picture is missing")
         if real.stat().st_size > LARGE:
-            return content.note("picture file above 64 MB")
+            return content.without("picture file above 64 MB")
         return usable(Picture(real.read_bytes(), real.name), content)
     except (OSError, ValueError, RuntimeError):  # a loop of links, a name that can't be one
-        return content.note("picture can't be read")
+        return content.without("picture can't be read")
 
 
 def usable(picture: Picture, content: Content) -> Picture | None:
@@ -53,7 +53,7 @@ def usable(picture: Picture, content: Content) -> Picture | None:
         image = picture.decode()
     except ValueError as error:
         what = "more pixels than is safe" if "pixels" in str(error) else "damaged or unknown"
-        return content.note(f"picture is {what}")
+        return content.without(f"picture is {what}")
     if min(image.size) < SMALL:
-        return content.note("icon, too small to show anything")
+        return content.without("icon, too small to show anything")
     return picture

@@ -55,7 +55,9 @@ class Costs:
 
     path: Path | None = None
     tiers: dict[str, Tier] = field(default_factory=_tiers)
-    token_s: dict[str, float] = field(default_factory=dict)  # seconds a unit of work, by model and device
+    token_s: dict[str, float] = field(
+        default_factory=dict
+    )  # seconds a unit of work, by model and device
     pass_s: dict[str, float] = field(default_factory=dict)  # seconds of a pass over hardly any
     chunk_tokens: float = 256.0  # of a retrieved chunk
 
