@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import repeat_kv
 
-from mpic_rag.kernels.slot_attention import slot_attention
+from mpic_rag.kernels.slot_attention import Block, slot_attention
 
 NAME = "mpic_rag"
-PLAN = "slot_blocks"  # the keyword that a pass hands its layers
+_plan: ContextVar[Sequence[Block]] = ContextVar("plan")
 
 
-def register() -> None:
-    """Make `NAME` known to transformers; changes nothing else."""
+@contextmanager
+def planned(config: Any, plan: Sequence[Block]) -> Iterator[torch.Tensor]:
+    """Make the layers of a text model's config attend by a plan; gives the mask to pass.
+
+    transformers takes a mask of four dimensions as it is, and our attention ignores it.
+    """
     AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    before, token = config._attn_implementation, _plan.set(plan)
+    config._attn_implementation = NAME
+    try:
+        yield plan[0].mask.new_zeros(1, 1, 1, 1)
+    finally:
+        config._attn_implementation = before
+        _plan.reset(token)
 
 
 def attend(
@@ -30,14 +42,9 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend by the plan of the pass, where it has one; else as `sdpa` does."""
-    plan = kwargs.pop(PLAN, None)
-    if plan is None:
-        found, _ = sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **kwargs
-        )
-        return found, None
+    """Attend by this thread's plan; query [1, heads, rows, dim], key and value of all slots."""
     groups = query.shape[1] // key.shape[1]
     key, value = (repeat_kv(states, groups) for states in (key, value))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    return slot_attention(query, key, value, plan, scale).transpose(1, 2).contiguous(), None
+    found = slot_attention(query, key, value, _plan.get(), scale)
+    return found.transpose(1, 2).contiguous(), None

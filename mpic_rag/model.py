@@ -53,8 +53,6 @@ class Model:
         self.lock = threading.Lock()
         self._counted: dict[str, int] = {}  # a picture's tokens, by its digest
         self.decoder = attrgetter(self.family.decoder)(network)
-        attention.register()
-        self.decoder.set_attn_implementation(attention.NAME)
         config = self.decoder.config
         self.layers: int = config.num_hidden_layers
         self.kv_heads: int = config.num_key_value_heads
@@ -233,17 +231,16 @@ class Model:
         embeds [tokens, hidden], positions [axes, tokens]. Each token sees the slots up to its own
         in `slots` [tokens]; None stands for a whole prompt, or its last token alone.
         """
-        plan = None if slots is None else blocks(slots, self.dtype)
-        # transformers takes a mask of four dimensions as it is, and our layers take the plan.
-        unused = None if plan is None else plan[0].mask[None, None]
-        return self.decoder(
-            inputs_embeds=embeds[None],
-            position_ids=self._position_ids(positions),
-            attention_mask=unused,
-            cache=cache,
-            use_cache=True,
-            **{attention.PLAN: plan},
-        ).last_hidden_state[0]
+        inputs = {
+            "inputs_embeds": embeds[None],
+            "position_ids": self._position_ids(positions),
+            "cache": cache,
+            "use_cache": True,
+        }
+        if slots is None:
+            return self.decoder(**inputs).last_hidden_state[0]
+        with attention.planned(self.decoder.config, blocks(slots, self.dtype)) as mask:
+            return self.decoder(**inputs, attention_mask=mask).last_hidden_state[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores [tokens, vocabulary] in float32."""

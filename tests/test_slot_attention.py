@@ -28,3 +28,13 @@ def test_a_block_looks_no_further_than_its_last_row(monkeypatch):
     monkeypatch.setattr(blocked, "ROWS", 2)
     plan = blocks(torch.tensor([0, 3, 4, 9]), torch.float32)
     assert [(b.first, b.last, b.end) for b in plan] == [(0, 2, 4), (2, 4, 10)]
+
+
+def test_layers_of_every_family_attend_by_the_plan(model, shelf, make_engine, monkeypatch):
+    """Also where one block is not all: a family may keep further keywords from its layers."""
+    engine = make_engine(model)
+    engine.compile(shelf)
+    chunks = [chunk for document in shelf for chunk in document.chunks][::-1]
+    whole = engine.ask("why?", chunks, selector="first_k:1", max_tokens=4).ids
+    monkeypatch.setattr(blocked, "ROWS", 3)
+    assert engine.ask("why?", chunks, selector="first_k:1", max_tokens=4).ids == whole

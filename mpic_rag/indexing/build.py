@@ -11,7 +11,7 @@ from pathlib import Path
 from mpic_rag.engine import Engine
 from mpic_rag.indexing.blocks import Block, Content
 from mpic_rag.indexing.collection import Collection, File, identity
-from mpic_rag.indexing.files import read_file, walk
+from mpic_rag.indexing.files import PICTURES, read_file, walk
 from mpic_rag.indexing.passages import CHARACTERS, Passage, passages
 from mpic_rag.store.entry import StoreError
 
@@ -63,8 +63,14 @@ def read(
     report = Report()
     known = collection.files()
     found = {str(path): (path, root) for root in roots for path in _files(root)}
-    for done, (name, (path, root)) in enumerate(found.items()):
-        progress("Reading", done, len(found))
+    shown: set[str] = set()  # pictures that pages show are not documents of their own
+    pages_first = sorted(found, key=lambda name: found[name][0].suffix.lower() in PICTURES)
+    for done, name in enumerate(pages_first):
+        path, root = found[name]
+        progress("Reading", done, len(pages_first))
+        if path.suffix.lower() in PICTURES and str(path.resolve()) in shown:
+            del found[name]
+            continue
         before = known.get(name)
         if before and before.stamp == stamp(path, before.depends, options):
             file, state = before, "unchanged"
@@ -79,6 +85,7 @@ def read(
                     collection.put_document(
                         file.document, *content, engine.room, engine.model.count
                     )
+        shown.update(file.depends)
         report.files["skipped" if file.reason else state] += 1
         if file.reason:
             report.skipped.append((name, file.reason))
@@ -95,7 +102,7 @@ def read(
     rows = collection.rows()
     report.documents = len({row.document for row in rows})
     report.passages, report.chunks = len(rows), sum(len(row.chunks) for row in rows)
-    progress("Reading", len(found), len(found))
+    progress("Reading", len(pages_first), len(pages_first))
     return report
 
 
