@@ -57,30 +57,32 @@ _INTERRUPTED = 130  # the status that Typer makes of Ctrl-C
 @app.command()
 def demo(
     store: StoreOption = DEFAULT_STORE,
-    whole_shelf: Annotated[
-        bool, typer.Option("--whole-shelf", help="Show the whole shelf instead of retrieving.")
+    retrieve: Annotated[
+        bool, typer.Option("--retrieve", help="Index the guide, and show only what is found in it.")
     ] = False,
     json: JsonOption = None,
 ) -> None:
     """Ask the bundled guide 45 questions by every method, and compare answers and times.
 
-    The guide is indexed on first use; each question is answered from the passages found for it.
+    Each question is answered from a whole shelf, its documents in random order.
     """
     model = Model.load()
     (documents, isolated), asks = demo_.methods(model, Store(store))
-    with progress_bars() as told:
-        indexes = demo_.index(documents, store / "guide", told)
-    retrieve = demo_.whole_shelf() if whole_shelf else demo_.retrieve(indexes)
-    for engine in (documents, isolated):
-        pages = [page for shelf in guide.shelves().values() for page in shelf]
+    pages = [page for shelf in guide.shelves().values() for page in shelf]
+    chunks = demo_.whole_shelf()
+    if retrieve:
+        with progress_bars() as told:
+            indexes = demo_.index(documents, store / "guide", told)
+        chunks = demo_.retrieve(indexes)
         for index in indexes.values():
             names = index.collection.documents()
             pages += [page for name in names for page in index.collection.compilable(name)]
+    for engine in (documents, isolated):
         ask_.compile_documents(engine, pages, f"Compiling the guide ({engine.compiler.mode})")
     rows = []
     total = len(guide.questions()) * len(asks)
     with progress_bars() as told:
-        for row in demo_.run(asks, "bundled", retrieve):
+        for row in demo_.run(asks, "bundled", chunks):
             rows.append(row)
             told("Asking", len(rows), total)
     if json:

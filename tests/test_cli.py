@@ -74,7 +74,7 @@ def test_interrupts_say_what_is_kept(mpic_rag, monkeypatch):
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_compile", interrupt)
+    monkeypatch.setattr(cli.ask_, "compile_documents", interrupt)
     status, _, err = mpic_rag("compile", guide.FOLDER)
     assert status == 130
     assert "what was compiled is kept" in err
@@ -108,7 +108,7 @@ def test_ask_about_bad_files(mpic_rag, tmp_path, name, content, message):
 
 
 def test_wrong_usage_is_explained(mpic_rag):
-    for arguments, message in [(["ask"], "question"), (["ask", "q", "--nope"], "--nope")]:
+    for arguments, message in [(["ask"], "QUESTION"), (["ask", "q", "--nope"], "--nope")]:
         status, _, err = mpic_rag(*arguments)
         assert status == 2
         assert message in err
