@@ -61,15 +61,15 @@ def store(
 
     with tempfile.TemporaryDirectory() as name, _server() as port, _progress() as progress:
         home = Path(name)
+        fourth = min(tokens, room // 4)
+        with progress.console.status("Both at once"):
+            take([store_.overlap(loaded, home / "overlap", 4, fourth, rounds, port)])
         for count in (1, 4) if quick else (1, 4, 16):
             size = min(tokens, room // count)
             take(store_.never_slower(loaded, home, count, size, rounds, port, progress))
-        size = min(tokens, room // 4)
-        with progress.console.status("Both at once"):
-            take([store_.overlap(loaded, home / "overlap", 4, size, rounds, port)])
         if port:
             with progress.console.status("A dead remote"):
-                take(store_.dead_remote(loaded, home, 4, min(size, 128), 5 if quick else 20, port))
+                take(store_.dead_remote(loaded, home, 4, min(fourth, 128), 5 if quick else 20, port))
         take([store_.checksums(loaded, home / "checksums", min(tokens, room))])
         with progress.console.status("int8"):
             take([int8_.int8(loaded, home / "int8", *_guide(loaded))])
