@@ -69,7 +69,8 @@ def store(
             take(store_.never_slower(loaded, home, count, size, rounds, port, progress))
         if port:
             with progress.console.status("A dead remote"):
-                take(store_.dead_remote(loaded, home, 4, min(fourth, 128), 5 if quick else 20, port))
+                asks = 5 if quick else 20
+                take(store_.dead_remote(loaded, home, 4, min(fourth, 128), asks, port))
         take([store_.checksums(loaded, home / "checksums", min(tokens, room))])
         with progress.console.status("int8"):
             take([int8_.int8(loaded, home / "int8", *_guide(loaded))])

@@ -79,7 +79,7 @@ class Retrieval:
         costs = self.store.costs
         hits = [(i, found) for i, found in enumerate(self.found) if found]
         passed: set[int] = set()
-        loads, missing = self._work()
+        loads, missing = self._work() if self.rule.reuses else ([], 0.0)
         rate = costs.token_s.get(self.engine.identity, 0.0)
         self._compute_s = rate * sum(load.work for load in loads)
         if self.rule.reuses and self.store.adaptive:
