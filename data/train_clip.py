@@ -24,7 +24,7 @@ from mpic_rag.data.pictures import draw_chart, draw_sign
 HERE = Path(__file__).parent
 TOKENIZER = HERE / "model"
 BATCH = 128
-POOL = 12_000  # pictures that are drawn, and shown again and again
+POOL = 20_000  # pictures that are drawn, and shown again and again
 CONFIG = {
     "model_cfg": {
         "embed_dim": 64,

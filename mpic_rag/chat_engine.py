@@ -8,7 +8,7 @@ from threading import Thread
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 from llama_index.core.callbacks import CallbackManager, trace_method
 from llama_index.core.chat_engine.types import (
     AgentChatResponse,
@@ -20,7 +20,8 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from mpic_rag.llm import LinkedLLM
 from mpic_rag.messages import CHUNKS
-from mpic_rag.query_engine import LinkedSynthesizer, Prompt, settle
+from mpic_rag.packing import Prompt, fate
+from mpic_rag.query_engine import LinkedSynthesizer
 
 
 class LinkedChatEngine(BaseChatEngine):
@@ -71,12 +72,7 @@ class LinkedChatEngine(BaseChatEngine):
         """Answer; a `QueryBundle` may bring a picture."""
         query = self._begin(message, chat_history)
         prompt = self._prompt(query, self._postprocess(self.retriever.retrieve(query), query))
-        fate: dict[str, Any] = {}
-        response = self.llm.chat(self._messages(prompt))
-        settle(fate, prompt, response)
-        text = response.message.content or ""
-        self._remember(prompt, text)
-        return AgentChatResponse(text, source_nodes=prompt.shown, metadata={"mpic_rag": fate})
+        return self._answered(prompt, self.llm.chat(self._messages(prompt)))
 
     @trace_method("chat")
     def stream_chat(
@@ -106,12 +102,7 @@ class LinkedChatEngine(BaseChatEngine):
         """Answer; a `QueryBundle` may bring a picture."""
         query = self._begin(message, chat_history)
         prompt = self._prompt(query, await self._aretrieve(query))
-        fate: dict[str, Any] = {}
-        response = await self.llm.achat(self._messages(prompt))
-        settle(fate, prompt, response)
-        text = response.message.content or ""
-        self._remember(prompt, text)
-        return AgentChatResponse(text, source_nodes=prompt.shown, metadata={"mpic_rag": fate})
+        return self._answered(prompt, await self.llm.achat(self._messages(prompt)))
 
     @trace_method("chat")
     async def astream_chat(
@@ -176,6 +167,12 @@ class LinkedChatEngine(BaseChatEngine):
 
     def _messages(self, prompt: Prompt) -> list[ChatMessage]:
         return self.synthesizer.messages(prompt, self._history)
+
+    def _answered(self, prompt: Prompt, response: ChatResponse) -> AgentChatResponse:
+        text = response.message.content or ""
+        self._remember(prompt, text)
+        known = {"mpic_rag": fate(prompt, response)}
+        return AgentChatResponse(text, source_nodes=prompt.shown, metadata=known)
 
     def _remember(self, prompt: Prompt, answer: str) -> None:
         said = ChatMessage(role=MessageRole.ASSISTANT, content=answer)

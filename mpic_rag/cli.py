@@ -57,26 +57,28 @@ _INTERRUPTED = 130  # the status that Typer makes of Ctrl-C
 @app.command()
 def demo(
     store: StoreOption = DEFAULT_STORE,
-    retrieve: Annotated[
-        bool, typer.Option("--retrieve", help="Index the guide, and show only what is found in it.")
+    around: Annotated[
+        int, typer.Option(min=0, help="Passages to show before and behind each that is found.")
+    ] = 1,
+    whole_shelf: Annotated[
+        bool, typer.Option("--whole-shelf", help="Show all of a shelf, pages in random order.")
     ] = False,
     json: JsonOption = None,
 ) -> None:
     """Ask the bundled guide 45 questions by every method, and compare answers and times.
 
-    Each question is answered from a whole shelf, its documents in random order.
+    The guide is indexed first. Each question is answered from what is found in its shelf.
     """
     model = Model.load()
     (documents, isolated), asks = demo_.methods(model, Store(store))
-    pages = [page for shelf in guide.shelves().values() for page in shelf]
-    chunks = demo_.whole_shelf()
-    if retrieve:
+    if whole_shelf:
+        pages = [page for shelf in guide.shelves().values() for page in shelf]
+        chunks = demo_.whole_shelf()
+    else:
         with progress_bars() as told:
             indexes = demo_.index(documents, store / "guide", told)
-        chunks = demo_.retrieve(indexes)
-        for index in indexes.values():
-            names = index.collection.documents()
-            pages += [page for name in names for page in index.collection.compilable(name)]
+        pages = demo_.pages(indexes)
+        chunks = demo_.found(indexes, around)
     for engine in (documents, isolated):
         ask_.compile_documents(engine, pages, f"Compiling the guide ({engine.compiler.mode})")
     rows = []
@@ -107,13 +109,14 @@ def compile_(
 ) -> None:
     """Compile documents ahead of questions; what is compiled already is skipped."""
     indexes = [path for path in sources if (path / FILE).is_file()]
-    names = {settings(path)["model"] for path in indexes} if not model else {model}
+    known = [settings(path) for path in indexes]
+    names = [model] if model else sorted({one["model"] for one in known}) or [str(BUNDLED)]
+    places = [store] if store else sorted({one["store"] for one in known}) or [DEFAULT_STORE]
     if len(names) > 1:
-        raise ValueError(f"these indexes have different models: {', '.join(sorted(names))}")
-    name = names.pop() if names else str(BUNDLED)
-    if len(indexes) > 1 and not store:
+        raise ValueError(f"these indexes have different models: {', '.join(names)}")
+    if len(places) > 1:
         raise ValueError("compile one index at a time, or say with --store where to")
-    place = store or (indexes[0] / "caches" if indexes else DEFAULT_STORE)
+    (name,), (place,) = names, places
     kept = Store(place, remote=remote, int8=int8)
     engine = Engine(Model.load(name), kept, mode=cast(Mode, mode), owner=owner)
     documents = [d for path in sources if path not in indexes for d in ask_.read(path)]

@@ -43,7 +43,7 @@ StoreOption = Annotated[
     typer.Option(
         "--store",
         envvar="MPIC_RAG_STORE",
-        help=f"Folder of compiled caches; default: inside the index, else {DEFAULT_STORE}.",
+        help=f"Folder of compiled caches; default: the index's, else {DEFAULT_STORE}.",
     ),
 ]
 ModeOption = Annotated[
@@ -80,6 +80,9 @@ def ask(
         str, typer.Option(help="Who is recomputed: full, encoder, none, first_k:K or epic:K.")
     ] = "none",
     top_k: Annotated[int, typer.Option(min=1, help="Passages to take from an index.")] = 8,
+    around: Annotated[
+        int, typer.Option(min=0, help="Passages before and behind each of these to take along.")
+    ] = 1,
     show_sources: Annotated[
         bool,
         typer.Option("--show-sources", help="Show where the passages stand and what they say."),
@@ -102,8 +105,9 @@ def ask(
     if len(arguments) == 1 and Path(question).exists():
         raise ValueError(f"{question} is a file or folder: the question comes last")
     folder = sources[0] if len(sources) == 1 and (sources[0] / FILE).is_file() else None
-    name = model or (settings(folder)["model"] if folder else str(BUNDLED))
-    place = store or (folder / "caches" if folder else DEFAULT_STORE)
+    bundled = {"model": str(BUNDLED), "store": DEFAULT_STORE}
+    known: dict[str, Any] = settings(folder) if folder else bundled
+    name, place = model or known["model"], store or known["store"]
     kept = Store(place, remote=remote, int8=int8)
     engine = Engine(Model.load(name), kept, mode=cast(Mode, mode), selector=selector, owner=owner)
     options: dict[str, Any] = {
@@ -113,7 +117,7 @@ def ask(
     shown: list[dict[str, Any]] = []
     if folder:
         index = Index(folder, engine=engine)
-        said, found = index.ask(question, pictures, top_k, system, **options)
+        said, found = index.ask(question, pictures, top_k, around, system, **options)
         shown = [_source(number, f, index) for number, f in enumerate(found, 1)]
     else:
         said = _whole(engine, sources, [*pictures, question], system, options)

@@ -50,7 +50,12 @@ def index(
         ),
     ] = None,
     store: Annotated[
-        Path | None, typer.Option("--store", help="Folder of caches; default: inside the index.")
+        Path | None,
+        typer.Option(
+            "--store",
+            envvar="MPIC_RAG_STORE",
+            help="Folder of caches, remembered; default: inside the index.",
+        ),
     ] = None,
     characters: Annotated[
         int | None,

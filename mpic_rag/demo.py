@@ -13,7 +13,7 @@ from rich.table import Table
 from mpic_rag import guide
 from mpic_rag.baselines import PrefixReuse
 from mpic_rag.conversation import Answer
-from mpic_rag.documents import Chunk
+from mpic_rag.documents import Chunk, Document
 from mpic_rag.engine import Engine
 from mpic_rag.index import Index
 from mpic_rag.indexing.build import Options, Progress
@@ -66,15 +66,23 @@ def index(engine: Engine, folder: Path, progress: Progress) -> dict[str, Index]:
     }
 
 
-def retrieve(indexes: dict[str, Index]) -> Retrieve:
-    """What a shelf's index finds for a question, best first."""
+def pages(indexes: dict[str, Index]) -> list[Document]:
+    """All that is indexed, as it is compiled."""
+    collections = [index.collection for index in indexes.values()]
+    return [
+        page for one in collections for name in one.documents() for page in one.compilable(name)
+    ]
 
-    def found(question: guide.Question, number: int) -> list[Chunk]:
+
+def found(indexes: dict[str, Index], around: int) -> Retrieve:
+    """What a shelf's index finds for a question, with so many passages around each."""
+
+    def retrieve(question: guide.Question, number: int) -> list[Chunk]:
         index = indexes[question.shelf]
-        rows = [found.row for found in index.retrieve(question.question, count=TOP)]
-        return [chunk for row in rows for chunk in index.collection.chunks(row)]
+        hits = index.retrieve(question.question, count=TOP, around=around)
+        return [chunk for hit in hits for chunk in index.collection.chunks(hit.row)]
 
-    return found
+    return retrieve
 
 
 def run(

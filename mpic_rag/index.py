@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 NONE = "none"  # in place of an embedder's name
 
 
-DEFAULTS = {"model": str(BUNDLED), "text": NONE, "pictures": str(BUNDLED_CLIP)}
+DEFAULTS = {"model": str(BUNDLED), "text": NONE, "pictures": str(BUNDLED_CLIP), "store": ""}
 
 
 def settings(folder: str | Path) -> dict[str, Any]:
-    """What an index was made with: model, embedders, paths."""
+    """What an index was made with: model, embedders, paths, and where its caches lie."""
     collection = Collection(folder)
-    known = collection.fact("settings") or {}
+    known = {**DEFAULTS, **(collection.fact("settings") or {})}
     collection.close()
-    return {**DEFAULTS, **known}
+    return {**known, "store": known["store"] or str(Path(folder) / "caches")}
 
 
 def _quiet(what: str, done: int, total: int) -> None:
@@ -44,9 +44,9 @@ def _quiet(what: str, done: int, total: int) -> None:
 
 
 class Index:
-    """A folder that `build` made; it remembers its files, its model, and its retrievers.
+    """A folder that `build` made; it remembers its files, its model, retrievers and store.
 
-    `store` is the folder of its caches, by default inside; `engine` replaces the model altogether.
+    `store` is the folder of its caches, by default inside; `engine` replaces model and store.
     """
 
     def __init__(
@@ -63,14 +63,16 @@ class Index:
     ) -> None:
         self.collection = Collection(folder, create)
         known = self.collection.fact("settings") or {}
-        asked = {"model": model, "text": text, "pictures": pictures}
+        place = Path(store).absolute() if isinstance(store, str | Path) else None
+        asked = {"model": model, "text": text, "pictures": pictures, "store": place}
         self.settings: dict[str, Any] = {
             **DEFAULTS,
             **known,
             **{name: str(value) for name, value in asked.items() if value is not None},
         }
         if engine is None:
-            kept = store if isinstance(store, Store) else Store(store or Path(folder) / "caches")
+            place = self.settings["store"] or Path(folder) / "caches"
+            kept = store if isinstance(store, Store) else Store(place)
             engine = Engine(Model.load(self.settings["model"]), kept, mode=mode)
         self.engine = engine
         sentences, clip = self.settings["text"], self.settings["pictures"]
@@ -146,20 +148,25 @@ class Index:
         return report
 
     def retrieve(
-        self, question: str = "", picture: Picture | None = None, count: int = 8
+        self,
+        question: str = "",
+        picture: Picture | None = None,
+        count: int = 8,
+        around: int = 0,
     ) -> list[Found]:
-        """The best passages for a question, a picture, or both."""
-        return self.search.search(question, picture, count)
+        """The best passages for a question, a picture, or both, with so many around each."""
+        return self.search.search(question, picture, count, around=around)
 
     def ask(
         self,
         question: str,
         pictures: Sequence[Picture] = (),
         count: int = 8,
+        around: int = 1,
         system: str | None = None,
         **kwargs: Any,
     ) -> tuple[Stream, list[Found]]:
-        """Answer from the best passages: a stream of text, and its sources.
+        """Answer from the best passages and those `around`: a stream of text, and its sources.
 
         Sources that the context has no room for are left out. `kwargs` go to
         `Conversation.stream`.
@@ -170,7 +177,7 @@ class Index:
         template = model.codec.template(system)
         room -= sum(map(model.count, parts)) + len(template.prefix) + len(template.suffix)
         chunks, shown = [], []
-        for found in self.retrieve(question, next(iter(pictures), None), count):
+        for found in self.retrieve(question, next(iter(pictures), None), count, around):
             mine = self.collection.chunks(found.row)
             tokens = sum(model.count(chunk.parts[0]) + 1 for chunk in mine)
             if tokens <= room:
@@ -190,27 +197,31 @@ class Index:
                 catalog.learn(chunk)
         return LinkedLLM(self.engine, catalog, model_name=self.settings["model"], **kwargs)
 
-    def retriever(self, similarity_top_k: int = 8) -> IndexRetriever:
+    def retriever(self, similarity_top_k: int = 8, around: int = 0) -> IndexRetriever:
         """A LlamaIndex retriever."""
         from mpic_rag.retrievers.llama_index import IndexRetriever
 
-        return IndexRetriever(self.search, similarity_top_k)
+        return IndexRetriever(self.search, similarity_top_k, around)
 
-    def query_engine(self, similarity_top_k: int = 8, **kwargs: Any) -> LinkedQueryEngine:
+    def query_engine(
+        self, similarity_top_k: int = 8, around: int = 1, **kwargs: Any
+    ) -> LinkedQueryEngine:
         """A LlamaIndex query engine; `kwargs` go to `LinkedSynthesizer`."""
         from mpic_rag.llm import LinkedLLM
         from mpic_rag.query_engine import LinkedQueryEngine
 
         llm = kwargs.pop("llm", None) or LinkedLLM(self.engine)
-        return LinkedQueryEngine.from_args(self.retriever(similarity_top_k), llm, **kwargs)
+        return LinkedQueryEngine.from_args(self.retriever(similarity_top_k, around), llm, **kwargs)
 
-    def chat_engine(self, similarity_top_k: int = 4, **kwargs: Any) -> LinkedChatEngine:
+    def chat_engine(
+        self, similarity_top_k: int = 4, around: int = 1, **kwargs: Any
+    ) -> LinkedChatEngine:
         """A LlamaIndex chat engine; `kwargs` go to `LinkedSynthesizer`."""
         from mpic_rag.chat_engine import LinkedChatEngine
         from mpic_rag.llm import LinkedLLM
 
         llm = kwargs.pop("llm", None) or LinkedLLM(self.engine)
-        return LinkedChatEngine.from_args(self.retriever(similarity_top_k), llm, **kwargs)
+        return LinkedChatEngine.from_args(self.retriever(similarity_top_k, around), llm, **kwargs)
 
     def close(self) -> None:
         """Finish what was begun."""

@@ -22,15 +22,22 @@ from mpic_rag.retrievers.search import Found, Search
 
 
 class IndexRetriever(BaseRetriever):
-    """Passages of an index as nodes, in the order of their fused rank."""
+    """Passages of an index as nodes, in the order of their fused rank.
 
-    def __init__(self, search: Search, similarity_top_k: int = 8, **kwargs: Any) -> None:
+    With some `around` each, those of a document stand together, in reading order.
+    """
+
+    def __init__(
+        self, search: Search, similarity_top_k: int = 8, around: int = 0, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.search, self.similarity_top_k = search, similarity_top_k
+        self.search, self.similarity_top_k, self.around = search, similarity_top_k, around
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         picture = Picture.load(query_bundle.image_path) if query_bundle.image_path else None
-        found = self.search.search(query_bundle.query_str, picture, self.similarity_top_k)
+        found = self.search.search(
+            query_bundle.query_str, picture, self.similarity_top_k, around=self.around
+        )
         return nodes(self.search.collection, found)
 
 

@@ -64,8 +64,13 @@ class Search:
         picture: Picture | None = None,
         count: int = 8,
         only: Sequence[str] = (),
+        around: int = 0,
     ) -> list[Found]:
-        """The best passages, best first; `only` names the rankings to use, by default all."""
+        """The best passages, best first; `only` names the rankings to use, by default all.
+
+        Each brings so many passages `around` it along; then those of a document stand together,
+        in reading order.
+        """
         rankings = self.rankings(question, picture)
         if only:
             rankings = {name: keys for name, keys in rankings.items() if name in only}
@@ -73,11 +78,12 @@ class Search:
         ranks = {name: {key: n for n, key in enumerate(keys, 1)} for name, keys in rankings.items()}
         best = fuse(rankings, weights, count)
         rows = self.collection.get(key for key, _ in best)  # what was deleted meanwhile is left out
-        return [
+        found = [
             Found(rows[key], score, {name: r[key] for name, r in ranks.items() if key in r})
             for key, score in best
             if key in rows
         ]
+        return self._with_neighbours(found, around) if around else found
 
     def rankings(self, question: str = "", picture: Picture | None = None) -> dict[str, list[str]]:
         """Each retriever's passages, best first."""
@@ -96,6 +102,15 @@ class Search:
                 vector = self.pictures.pictures([picture])[0]
                 found["query picture"] = _passages(pictures.search(vector, DEPTH), shows)
         return found
+
+    def _with_neighbours(self, found: list[Found], reach: int) -> list[Found]:
+        documents: dict[str, dict[int, Found]] = {}
+        for hit in found:
+            mine = documents.setdefault(hit.row.document, {})
+            for row in self.collection.around(hit.row, reach):
+                mine.setdefault(row.number, Found(row, hit.score, {}))
+            mine[hit.row.number] = hit
+        return [mine[number] for mine in documents.values() for number in sorted(mine)]
 
     def _load(self) -> tuple[Words, Vectors | None, Vectors | None, dict[str, list[str]]]:
         with self._lock:

@@ -1,11 +1,13 @@
+import sys
 from functools import cache
 
 import pytest
 import torch
 from tiny import picture, tiny
 
-from mpic_rag import Document, Engine, Store
+from mpic_rag import Document, Engine, Store, cli
 from mpic_rag.cache import LinkedCache
+from mpic_rag.indexing.collection import FILE
 
 FAMILIES = ("llama", "llava", "qwen2_5_vl")
 family = cache(tiny)  # weights are never changed, so one of each serves all tests
@@ -79,3 +81,24 @@ def store(open_store):
 @pytest.fixture
 def library(store):
     return store.dynamic
+
+
+@pytest.fixture
+def mpic_rag(tmp_path, monkeypatch, capfd):
+    """Run a command in an empty folder; returns exit status, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(command, *arguments):
+        own = any((tmp_path / str(argument) / FILE).exists() for argument in arguments)
+        users = command in ("ask", "compile", "demo") and not own  # would be the user's own store
+        store = ["--store", tmp_path / "store"] if users else []
+        monkeypatch.setattr(sys, "argv", ["mpic-rag", *map(str, [command, *store, *arguments])])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capfd.readouterr()
+        assert "Traceback" not in err
+        return end.value.code or 0, out, err
+
+    return run

@@ -1,34 +1,13 @@
 """The command line: right answers, and one line where the input is wrong."""
 
 import json
+from statistics import mean
 
 import pytest
 from tiny import picture
 from transformers import GPT2Config, MambaConfig
 
-from mpic_rag import cli, guide
-
-
-@pytest.fixture
-def mpic_rag(tmp_path, monkeypatch, capfd):
-    """Run a command; returns its exit status, standard output and standard error."""
-
-    def run(*arguments):
-        store = (
-            ["--store", tmp_path / "store"] if arguments[0] in ("ask", "compile", "demo") else []
-        )
-        monkeypatch.setattr(
-            "sys.argv", ["mpic-rag", *map(str, [arguments[0], *store, *arguments[1:]])]
-        )
-        monkeypatch.setenv("COLUMNS", "200")
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return end.value.code or 0, out, err
-
-    return run
+from mpic_rag import Model, Store, cli, demo, guide
 
 
 def test_ask_the_guide(mpic_rag):
@@ -192,9 +171,25 @@ def test_demo(mpic_rag, tmp_path):
     assert "By method" in out
 
 
-def test_demo_answers_right(mpic_rag, tmp_path):
-    mpic_rag("demo", "--json", tmp_path / "demo.json")
-    rows = json.loads((tmp_path / "demo.json").read_text())["rows"]
-    right = {m: sum(r["correct"] for r in rows if r["method"] == m) for m in ("full", "none")}
-    assert right["full"] >= 0.9 * len(guide.questions())
-    assert right["none"] >= right["full"] - 3
+@pytest.mark.parametrize(
+    ("around", "full", "linked"),
+    [
+        (None, 0.9, 0.88),  # all of a shelf
+        (1, 0.85, 0.85),  # what is found, and what stands around it
+        (0, 0.0, 0.75),  # torn from their documents: only their caches know these
+    ],
+)
+def test_demo_answers_right(tmp_path, around, full, linked):
+    (documents, _), asks = demo.methods(Model.load(), Store(tmp_path / "store"))
+    indexes = demo.index(documents, tmp_path / "guide", lambda *_: None)
+    chunks = demo.whole_shelf() if around is None else demo.found(indexes, around)
+    pages = demo.pages(indexes)
+    if around is None:
+        pages = [page for shelf in guide.shelves().values() for page in shelf]
+    documents.compile(pages)
+    chosen = {name: asks[name] for name in ("full", "none")}
+    rows = list(demo.run(chosen, "bundled", chunks))
+    right = {name: mean(r["correct"] for r in rows if r["method"] == name) for name in chosen}
+    assert right["full"] >= full
+    assert right["none"] >= linked
+    assert around != 0 or right["none"] > right["full"] + 0.3

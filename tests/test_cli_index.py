@@ -1,29 +1,10 @@
 """`index`, `compile` and `ask` on a command line."""
 
 import json
-import sys
 
 import pytest
 
-from mpic_rag import cli, guide
-
-
-@pytest.fixture
-def mpic_rag(tmp_path, monkeypatch, capfd):
-    """Run a command in a folder; returns its exit status, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["mpic-rag", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capfd.readouterr()
-        assert "Traceback" not in err
-        return end.value.code or 0, out, err
-
-    return run
+from mpic_rag import guide
 
 
 def rows(out):
@@ -42,7 +23,9 @@ def test_from_a_folder_to_an_answer(mpic_rag, tmp_path):
     assert "victor" in out
     assert "larkmouth.md" in out
     assert "document" in err  # the cache that served a passage
-    status, out, _ = mpic_rag("ask", "idx", "who keeps larkmouth?", "--json", "--top-k", 3)
+    status, out, _ = mpic_rag(
+        "ask", "idx", "who keeps larkmouth?", "--json", "--top-k", 3, "--around", 0
+    )
     row = rows(out)
     assert len(row["sources"]) == 3
     assert row["recomputed"] == 0
@@ -120,3 +103,14 @@ def test_help_teaches(mpic_rag):
         status, out, _ = mpic_rag(command, "--help")
         assert status == 0
         assert "Ctrl-C is safe" in out or command != "index"
+
+
+def test_a_store_elsewhere_is_remembered(mpic_rag, tmp_path):
+    page = guide.FOLDER / "shelf-1" / "larkmouth.md"
+    report = rows(mpic_rag("index", page, "--out", "idx", "--store", "elsewhere", "--json")[1])
+    assert report["chunks_compiled"] > 0
+    assert not (tmp_path / "idx/caches").exists()
+    row = rows(mpic_rag("ask", "idx", "who keeps larkmouth?", "--json")[1])
+    assert row["reused_tokens"] > 0
+    assert row["recomputed"] == 0
+    assert "0 of" in mpic_rag("compile", "idx")[1]

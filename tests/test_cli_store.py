@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from test_cli import mpic_rag  # noqa: F401
 
 from mpic_rag import guide
 
@@ -11,7 +10,7 @@ PAGE = guide.FOLDER / "shelf-1" / "larkmouth.md"
 
 
 @pytest.fixture
-def store(mpic_rag, tmp_path):  # noqa: F811
+def store(mpic_rag, tmp_path):
     """Runs `mpic-rag store ...` on a store that holds one page of the guide."""
     assert mpic_rag("compile", PAGE)[0] == 0
 
@@ -62,7 +61,7 @@ def test_a_library_is_carried_elsewhere(store, tmp_path):
     assert len(rows(store, "ls", options=other)) == 3
 
 
-def test_rules(store, mpic_rag):  # noqa: F811
+def test_rules(store, mpic_rag):
     assert "for ever; compiled in their" in store("rules")[1]
     assert (
         "1.0 MB; entries live 2 h unused; compiled in isolation only"

@@ -12,7 +12,7 @@ from tiny import picture
 from mpic_rag.index import Index
 from mpic_rag.indexing.build import Options
 from mpic_rag.indexing.files import read_file, walk
-from mpic_rag.indexing.passages import passages
+from mpic_rag.indexing.passages import opening, passages
 
 PAGE = """<html><head><title>Piers</title><style>p{}</style></head><body>
 <nav>Home | About</nav><h1>Piers of Amber</h1><p>There are <b>three</b> piers.</p>
@@ -45,6 +45,19 @@ def write(path, text):
 def blocks(path, root=None):
     content = read_file(path, root or path.parent)
     return [(b.text, bool(b.picture)) for b in content.blocks]
+
+
+def test_first_words_stand_for_a_title(folder):
+    def called(text):
+        return opening(read_file(write(folder / "a.txt", text), folder))
+
+    assert called("amber lies by the sea. fog is common.\n\nits keeper is maria.") == (
+        "amber lies by the sea."
+    )
+    long = called("word " * 90)
+    assert len(long) <= 82
+    assert long.endswith("word …")
+    assert called("x" * 300) == "x" * 80 + " …"
 
 
 def test_html(folder, red):

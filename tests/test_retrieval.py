@@ -83,6 +83,22 @@ def test_the_guides_pictures_are_found_by_what_they_show(shelf):
         assert f"{row['evidence'][0][0]}.md" in names
 
 
+def test_neighbours_come_along_in_reading_order(shelf):
+    best = shelf.retrieve("who keeps larkmouth?", count=3)
+    wider = shelf.retrieve("who keeps larkmouth?", count=3, around=1)
+    assert {found.row.id for found in best} < {found.row.id for found in wider}
+    assert len({found.row.id for found in wider}) == len(wider)
+    places = [(found.row.document, found.row.number) for found in wider]
+    documents = list(dict.fromkeys(found.row.document for found in best))
+    assert places == sorted(places, key=lambda place: (documents.index(place[0]), place[1]))
+    for found in wider:
+        near = [b for b in best if b.row.document == found.row.document]
+        assert any(abs(b.row.number - found.row.number) <= 1 for b in near)
+    assert [n.node_id for n in shelf.retriever(3, around=1).retrieve("who keeps larkmouth?")] == [
+        found.row.id for found in wider
+    ]
+
+
 def test_a_picture_finds_itself(shelf):
     row = next(row for row in shelf.collection.rows() if row.picture)
     found = shelf.search.search(picture=shelf.collection.picture(row.picture), count=1)

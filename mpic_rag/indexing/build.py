@@ -12,11 +12,11 @@ from mpic_rag.engine import Engine
 from mpic_rag.indexing.blocks import Block, Content
 from mpic_rag.indexing.collection import Collection, File, identity
 from mpic_rag.indexing.files import PICTURES, read_file, walk
-from mpic_rag.indexing.passages import CHARACTERS, Passage, passages
+from mpic_rag.indexing.passages import CHARACTERS, Passage, opening, passages
 from mpic_rag.store.entry import StoreError
 
 Progress = Callable[[str, int, int], None]  # what, done, of how many
-_READER = 1  # raise it, and every file is read again
+_READER = 2  # raise it, and every file is read again
 
 
 @dataclass
@@ -167,7 +167,8 @@ def _read(path: Path, root: Path, options: Options) -> tuple[File, tuple[str, li
         if not options.pictures:
             content.blocks = [_readable(block, content) for block in content.blocks]
         made = passages(content, options.characters)
-        title, depends, notes = content.title, sorted(content.depends), content.notes
+        title = content.title or opening(content)
+        depends, notes = sorted(content.depends), content.notes
         if made:
             document = identity(title, made)
         else:

@@ -34,6 +34,9 @@ create index if not exists passages_by_document on passages (document, number);
 create index if not exists files_by_document on files (document);
 create table if not exists forgotten (digest text, context text, primary key (digest, context));
 """
+_COLUMNS = (
+    "id, document, number, name, text, picture, headings, page, near, context, chunks, search"
+)
 
 
 class File(NamedTuple):
@@ -52,6 +55,7 @@ class Row(NamedTuple):
 
     id: str
     document: str
+    number: int
     name: str
     text: str
     picture: str | None
@@ -228,10 +232,9 @@ class Collection:
         """Passages, of one document or of all, in reading order."""
         where, values = ("where document = ?", (document,)) if document else ("", ())
         return [
-            _row(values_)
-            for values_ in self._all(
-                "select id, document, name, text, picture, headings, page, near, context, chunks,"
-                f" search from passages {where} order by document, number",
+            _row(row)
+            for row in self._all(
+                f"select {_COLUMNS} from passages {where} order by document, number",
                 values,
             )
         ]
@@ -240,13 +243,15 @@ class Collection:
         """Passages by id; those that are gone are left out."""
         found = {}
         for one in dict.fromkeys(ids):
-            for values in self._all(
-                "select id, document, name, text, picture, headings, page, near, context, chunks,"
-                " search from passages where id = ?",
-                (one,),
-            ):
+            for values in self._all(f"select {_COLUMNS} from passages where id = ?", (one,)):
                 found[one] = _row(values)
         return found
+
+    def around(self, row: Row, reach: int) -> list[Row]:
+        """A passage with so many before and behind it in its document."""
+        where = "where document = ? and number between ? and ? order by number"
+        values = (row.document, row.number - reach, row.number + reach)
+        return [_row(v) for v in self._all(f"select {_COLUMNS} from passages {where}", values)]
 
     def load(self, document: str) -> list[Chunk]:
         """A document's chunks, with their contents, in reading order."""
@@ -323,8 +328,6 @@ def identity(title: str, passages: Sequence[Passage]) -> str:
 
 
 def _row(values: Sequence[Any]) -> Row:
-    one, document, name, text, picture, headings, page, near, context, chunks, search = values
+    *front, headings, page, near, context, chunks, search = values
     pairs = [tuple(pair) for pair in json.loads(chunks)]
-    return Row(
-        one, document, name, text, picture, json.loads(headings), page, near, context, pairs, search
-    )
+    return Row._make([*front, json.loads(headings), page, near, context, pairs, search])

@@ -10,6 +10,7 @@ from mpic_rag.documents import Part, Picture
 from mpic_rag.indexing.blocks import Block, Content
 
 CHARACTERS = 800  # of a passage, about
+OPENING = 80  # characters of a document's first words that stand for a title, at most
 _SENTENCE = re.compile(r"(?<=[.!?:;])\s+")
 
 
@@ -65,6 +66,16 @@ def passages(content: Content, characters: int = CHARACTERS) -> list[Passage]:
             run.append(piece)
     flush()
     return made
+
+
+def opening(content: Content) -> str:
+    """The first words of a document that has no title: often they name what it is about."""
+    first = next((b.text for b in content.blocks if b.text), "")
+    sentence = _SENTENCE.split(first)[0]
+    if len(sentence) <= OPENING:
+        return sentence
+    space = sentence.rfind(" ", 1, OPENING)
+    return sentence[: space if space > 0 else OPENING] + " …"
 
 
 def _near(blocks: Sequence[Block], index: int) -> str:
