@@ -11,7 +11,7 @@ import xxhash
 from mpic_rag.indexing.collection import Collection
 from mpic_rag.retrievers.fused import fuse
 from mpic_rag.retrievers.search import DEPTH, Search
-from mpic_rag.retrievers.words import words
+from mpic_rag.retrievers.words import telling
 
 STEPS = (0.0, 0.1, 0.3, 1.0, 3.0)
 
@@ -42,9 +42,9 @@ def probes(collection: Collection, half: int, limit: int = 100) -> list[Probe]:
     for row in collection.rows():
         if row.picture:
             caption = row.text or row.near.split("\n")[0]
-            if len(set(words(caption))) >= 2:
+            if len(set(telling(caption))) >= 2:
                 figures.setdefault(caption, set()).add(row.id)
-        elif row.headings and len(set(words(row.headings[-1]))) >= 2:
+        elif row.headings and len(set(telling(row.headings[-1]))) >= 2:
             sections.setdefault(row.headings[-1], set()).add(row.id)
     made = []
     for kind, found in (("figure", figures), ("section", sections)):

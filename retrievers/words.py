@@ -7,8 +7,11 @@ from collections.abc import Sequence
 
 import bm25s
 import numpy as np
+import Stemmer
+from bm25s.stopwords import STOPWORDS_EN_PLUS
 
 _WORD = re.compile(r"\w+")
+_COMMON = frozenset(STOPWORDS_EN_PLUS)
 
 
 class Words:
@@ -24,7 +27,8 @@ class Words:
 
     def search(self, query: str, count: int) -> list[tuple[str, float]]:
         """The keys of the best texts with their scores; none that share no word."""
-        known = [word for word in words(query) if word in self._vocabulary]
+        asked = telling(query) or words(query)
+        known = [word for word in asked if word in self._vocabulary]
         if not known:
             return []
         scores = self._index.get_scores(known)
@@ -33,24 +37,11 @@ class Words:
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words, without the commonest ones and common endings."""
-    found = (word.lower() for word in _WORD.findall(text))
-    return [_stem(word) for word in found if word not in _COMMON]
+    """The stems of a text's words; Snowball's for English, which changes others little."""
+    stemmer = Stemmer.Stemmer("english")  # one a call: they are not safe to share
+    return list(stemmer.stemWords(_WORD.findall(text.lower())))
 
 
-def _stem(word: str) -> str:
-    """Harman's S-stemmer: plurals only, which is safe in what it joins."""
-    if len(word) > 3 and word.endswith("ies") and not word.endswith(("eies", "aies")):
-        return word[:-3] + "y"
-    if len(word) > 3 and word.endswith("es") and not word.endswith(("aes", "ees", "oes")):
-        return word[:-1]
-    if len(word) > 3 and word.endswith("s") and not word.endswith(("us", "ss")):
-        return word[:-1]
-    return word
-
-
-_COMMON = frozenset(
-    """a an and are as at be but by for from if in into is it its no not of on or s such t that the
-    their then there these they this to was were what when where which who will
-    with""".split()  # noqa: SIM905
-)
+def telling(text: str) -> list[str]:
+    """The stems of those words that a question is about: "how do I" says nothing."""
+    return words(" ".join(w for w in _WORD.findall(text.lower()) if w not in _COMMON))
