@@ -203,7 +203,7 @@ def _source(number: int, found: Found, index: Index) -> dict[str, Any]:
         "headings": row.headings,
         "page": row.page,
         "text": row.text,
-        "picture": str(index.collection.picture_path(row.picture)) if row.picture else None,
+        "picture": str(index.collection.pictures.path(row.picture)) if row.picture else None,
         "score": found.score,
         "ranks": found.ranks,
     }
@@ -228,6 +228,7 @@ def _row(question: str, text: str, report: Report, model: str) -> dict[str, obje
         "model": model,
         "question": question,
         "answer": text,
+        "retrieve_s": report.retrieve_s,
         "ttft_s": report.ttft_s,
         "seconds": report.seconds,
         "context_tokens": report.context_tokens,
@@ -241,13 +242,15 @@ def _row(question: str, text: str, report: Report, model: str) -> dict[str, obje
 
 
 def _report_table(report: Report) -> Table:
-    table = Table(title=f"first token after {report.ttft_s * 1e3:.0f} ms")
+    ttft = report.retrieve_s + report.ttft_s
+    table = Table(title=f"first token after {ttft * 1e3:.0f} ms")
     for column in ("chunk", "tokens", "recomputed", "cache"):
         table.add_column(column, justify="right" if column in ("tokens", "recomputed") else "left")
     for chunk in report.chunks:
         fate = chunk.hit or f"miss: {chunk.miss}"
         table.add_row(escape(chunk.source), str(chunk.tokens), str(chunk.recomputed), fate)
-    stages = "  ".join(f"{name} {s * 1e3:.1f}" for name, s in report.seconds.items())
+    seconds = {"retrieve": report.retrieve_s} if report.retrieve_s else {}
+    stages = "  ".join(f"{name} {s * 1e3:.1f}" for name, s in (seconds | report.seconds).items())
     later = report.later_s
     each = f"; each later token {sum(later) / len(later) * 1e3:.1f} ms" if later else ""
     table.caption = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from mpic_rag.compiler import Mode
@@ -171,6 +172,7 @@ class Index:
         Sources that the context has no room for are left out. `kwargs` go to
         `Conversation.stream`.
         """
+        began = perf_counter()
         parts: list[Part] = [*pictures, question]
         model = self.engine.model
         room = model.max_tokens - kwargs.get("max_tokens", 256)
@@ -178,13 +180,18 @@ class Index:
         room -= sum(map(model.count, parts)) + len(template.prefix) + len(template.suffix)
         chunks, shown = [], []
         for found in self.retrieve(question, next(iter(pictures), None), count, around):
-            mine = self.collection.chunks(found.row)
+            try:
+                mine = self.collection.chunks(found.row)
+            except FileNotFoundError:  # an update dropped it meanwhile
+                continue
             tokens = sum(model.count(chunk.parts[0]) + 1 for chunk in mine)
             if tokens <= room:
                 room -= tokens
                 chunks += mine
                 shown.append(found)
-        return self.engine.conversation(system).stream(parts, chunks, **kwargs), shown
+        stream = self.engine.conversation(system).stream(parts, chunks, **kwargs)
+        stream.report.retrieve_s = perf_counter() - began
+        return stream, shown
 
     def llm(self, **kwargs: Any) -> LinkedLLM:
         """A LlamaIndex LLM that knows all passages of this index by their bytes."""

@@ -33,11 +33,13 @@ class Report:
     """One turn. Seconds by stage add up to `ttft_s`, up to a little glue.
 
     `lookup` is hashing and naming, `load` reading entries, `render` tokens and vision features of
-    what no entry gave; `later_s` has the seconds of each token after the first.
+    what no entry gave; `later_s` has the seconds of each token after the first. `retrieve_s`, which
+    an index needs to find and pack its passages, comes before all that.
     """
 
     selector: str
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    retrieve_s: float = 0.0
     ttft_s: float = 0.0
     later_s: list[float] = field(default_factory=list)
     chunks: list[ChunkReport] = field(default_factory=list)

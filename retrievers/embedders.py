@@ -82,19 +82,22 @@ class ClipEmbedder:
         except (OSError, RuntimeError, ValueError, KeyError) as error:
             first = (str(error).strip() or repr(error)).splitlines()[0]
             raise ValueError(f"can't load the picture embedder {name}: {first}") from error
-        self._model, self._preprocess = made[0].eval(), made[2]
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._model, self._preprocess = made[0].eval().to(self._device), made[2]
         self.name = f"clip:{_digest(Path(name)) if local else name}"
 
     @torch.inference_mode()
     def pictures(self, pictures: Sequence[Picture]) -> np.ndarray:
         """Vectors [pictures, width]."""
         pixels = torch.stack([self._preprocess(picture.decode()) for picture in pictures])
-        return self._model.encode_image(pixels, normalize=True).float().numpy()
+        vectors = self._model.encode_image(pixels.to(self._device), normalize=True)
+        return vectors.float().cpu().numpy()
 
     @torch.inference_mode()
     def query(self, text: str) -> np.ndarray:
         """The vector [width] of a text; what is too long for the model is cut."""
-        return self._model.encode_text(self._tokenizer([text]), normalize=True)[0].float().numpy()
+        tokens = self._tokenizer([text]).to(self._device)
+        return self._model.encode_text(tokens, normalize=True)[0].float().cpu().numpy()
 
     @cached_property
     def width(self) -> int:

@@ -16,7 +16,8 @@ from llama_index.core.schema import (
 )
 
 from mpic_rag.documents import Picture
-from mpic_rag.indexing.collection import Collection, Row
+from mpic_rag.indexing.collection import Collection
+from mpic_rag.indexing.rows import Row
 from mpic_rag.nodes import CONTEXT
 from mpic_rag.retrievers.search import Found, Search
 
@@ -64,7 +65,7 @@ def node(collection: Collection, row: Row, path: str = "") -> Node:
         id_=row.id,
         text_resource=MediaResource(text=row.text) if row.text else None,
         image_resource=(
-            MediaResource(path=collection.picture_path(row.picture)) if row.picture else None
+            MediaResource(path=collection.pictures.path(row.picture)) if row.picture else None
         ),
         metadata=metadata,
         excluded_llm_metadata_keys=list(metadata),

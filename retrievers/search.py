@@ -11,7 +11,8 @@ import numpy as np
 import xxhash
 
 from mpic_rag.documents import Picture
-from mpic_rag.indexing.collection import Collection, Row
+from mpic_rag.indexing.collection import Collection
+from mpic_rag.indexing.rows import Row
 from mpic_rag.retrievers.embedders import ClipEmbedder, TextEmbedder
 from mpic_rag.retrievers.fused import fuse
 from mpic_rag.retrievers.vectors import Vectors
@@ -54,7 +55,9 @@ class Search:
 
             def embed(names: Sequence[str]) -> np.ndarray:
                 assert self.pictures
-                return self.pictures.pictures([self.collection.picture(name) for name in names])
+                return self.pictures.pictures(
+                    [self.collection.pictures.load(name) for name in names]
+                )
 
             self._embed(self.pictures.name, shown, embed, "Embedding pictures", progress)
 

@@ -1,5 +1,6 @@
 """Manuals that nobody here wrote, from Debian's packages (`make manuals` installs them)."""
 
+import gzip
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from mpic_rag.retrievers.probes import fused, probes, score
 
 GIMP = Path("/usr/share/gimp/2.0/help/en")
 HANDBOOK = Path("/usr/share/doc/debian-handbook/html/en-US")
-POLICY = Path("/usr/share/doc/debian-policy")
+DOCS = Path("/usr/share/doc")
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,9 +29,9 @@ def manuals(tmp_path_factory):
     shutil.copytree(GIMP / "images", folder / "images", symlinks=False)
     if HANDBOOK.is_dir():
         shutil.copytree(HANDBOOK, folder / "handbook", ignore_dangling_symlinks=True)
-    for name in ("policy.pdf.gz", "policy.pdf"):
-        if (POLICY / name).is_file():
-            shutil.copy(POLICY / name, folder)
+    for packed in ("debian-policy/policy.pdf.gz", "debian-policy/fhs/fhs-3.0.pdf.gz"):
+        if (DOCS / packed).is_file():
+            (folder / Path(packed).stem).write_bytes(gzip.decompress((DOCS / packed).read_bytes()))
     return folder
 
 

@@ -107,10 +107,10 @@ def test_neighbours_come_along_in_reading_order(shelf):
 
 def test_a_picture_finds_itself(shelf):
     row = next(row for row in shelf.collection.rows() if row.picture)
-    found = shelf.search.search(picture=shelf.collection.picture(row.picture), count=1)
+    found = shelf.search.search(picture=shelf.collection.pictures.load(row.picture), count=1)
     assert found[0].row.id == row.id
     assert found[0].ranks == {"query picture": 1}
-    both = shelf.retrieve("the sign", shelf.collection.picture(row.picture), 8)
+    both = shelf.retrieve("the sign", shelf.collection.pictures.load(row.picture), 8)
     assert row.id in [f.row.id for f in both]
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from mpic_rag.engine import Engine
 from mpic_rag.indexing.blocks import Block, Content
-from mpic_rag.indexing.collection import Collection, File, identity
+from mpic_rag.indexing.collection import Collection, identity
 from mpic_rag.indexing.files import PICTURES, read_file, walk
 from mpic_rag.indexing.passages import CHARACTERS, Passage, opening, passages
+from mpic_rag.indexing.rows import File
 from mpic_rag.store.entry import StoreError
 
 Progress = Callable[[str, int, int], None]  # what, done, of how many

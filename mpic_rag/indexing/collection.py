@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sqlite3
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import filetype
-
-from mpic_rag.documents import Chunk, Document, Part, Picture
+from mpic_rag.documents import Chunk, Document, Part
 from mpic_rag.indexing.passages import Passage
+from mpic_rag.indexing.picture_folder import PictureFolder
+from mpic_rag.indexing.rows import COLUMNS, File, Row, as_row
 
 FILE = "collection.db"
 FORMAT = 1
@@ -34,37 +32,6 @@ create index if not exists passages_by_document on passages (document, number);
 create index if not exists files_by_document on files (document);
 create table if not exists forgotten (digest text, context text, primary key (digest, context));
 """
-_COLUMNS = (
-    "id, document, number, name, text, picture, headings, page, near, context, chunks, search"
-)
-
-
-class File(NamedTuple):
-    """What is known of a file: `stamp` tells whether it changed, `reason` why it was skipped."""
-
-    path: str
-    stamp: str
-    document: str | None
-    reason: str
-    depends: list[str]
-    notes: dict[str, int]
-
-
-class Row(NamedTuple):
-    """A passage as it is kept; `chunks` are (digest, context) of its text and picture."""
-
-    id: str
-    document: str
-    number: int
-    name: str
-    text: str
-    picture: str | None
-    headings: list[str]
-    page: int | None
-    near: str
-    context: str
-    chunks: list[tuple[str, str]]
-    search: str
 
 
 class Collection:
@@ -78,6 +45,7 @@ class Collection:
             raise ValueError(
                 f"{folder} holds no index: `mpic-rag index PATH --out {folder}` makes one"
             )
+        self.pictures = PictureFolder(self.folder / "pictures")
         self._lock = threading.RLock()
         self._db = sqlite3.connect(
             self.folder / FILE, timeout=60, isolation_level=None, check_same_thread=False
@@ -177,7 +145,7 @@ class Collection:
                     number,
                     title,
                     passage.text,
-                    self._keep(passage.picture) if passage.picture else None,
+                    self.pictures.keep(passage.picture) if passage.picture else None,
                     json.dumps(passage.headings),
                     passage.page,
                     passage.near,
@@ -232,9 +200,9 @@ class Collection:
         """Passages, of one document or of all, in reading order."""
         where, values = ("where document = ?", (document,)) if document else ("", ())
         return [
-            _row(row)
-            for row in self._all(
-                f"select {_COLUMNS} from passages {where} order by document, number",
+            as_row(values_)
+            for values_ in self._all(
+                f"select {COLUMNS} from passages {where} order by document, number",
                 values,
             )
         ]
@@ -243,15 +211,15 @@ class Collection:
         """Passages by id; those that are gone are left out."""
         found = {}
         for one in dict.fromkeys(ids):
-            for values in self._all(f"select {_COLUMNS} from passages where id = ?", (one,)):
-                found[one] = _row(values)
+            for values in self._all(f"select {COLUMNS} from passages where id = ?", (one,)):
+                found[one] = as_row(values)
         return found
 
     def around(self, row: Row, reach: int) -> list[Row]:
         """A passage with so many before and behind it in its document."""
         where = "where document = ? and number between ? and ? order by number"
         values = (row.document, row.number - reach, row.number + reach)
-        return [_row(v) for v in self._all(f"select {_COLUMNS} from passages {where}", values)]
+        return [as_row(v) for v in self._all(f"select {COLUMNS} from passages {where}", values)]
 
     def load(self, document: str) -> list[Chunk]:
         """A document's chunks, with their contents, in reading order."""
@@ -260,7 +228,7 @@ class Collection:
     def chunks(self, row: Row) -> list[Chunk]:
         """A passage's text and picture as they are compiled."""
         parts: list[Part] = [row.text] if row.text else []
-        parts += [self.picture(row.picture)] if row.picture else []
+        parts += [self.pictures.load(row.picture)] if row.picture else []
         pairs = zip(parts, row.chunks, strict=True)
         return [Chunk((part,), row.id, context, row.document) for part, (_, context) in pairs]
 
@@ -273,36 +241,11 @@ class Collection:
             windows[-1].append(chunk)
         return [Document(document, tuple(window)) for window in windows]
 
-    def picture(self, name: str) -> Picture:
-        """A picture by its file's name."""
-        return Picture(self.picture_path(name).read_bytes(), name)
-
-    def picture_path(self, name: str) -> Path:
-        """Where a picture lies."""
-        return self.folder / "pictures" / name[:2] / name
-
     def sweep(self) -> int:
         """Remove pictures that no passage shows; returns how many."""
-        used = {name for (name,) in self._all("select distinct picture from passages")}
-        removed = 0
-        for path in (self.folder / "pictures").glob("*/*"):
-            if path.name not in used:
-                path.unlink(missing_ok=True)
-                removed += 1
-        return removed
-
-    def _keep(self, picture: Picture) -> str:
-        """Write a picture's file, whole or not at all; its name is its content's."""
-        kind = filetype.guess_extension(picture.data[:512]) or "bin"
-        name = f"{picture.digest}.{kind}"
-        path = self.picture_path(name)
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, part = tempfile.mkstemp(dir=path.parent, prefix=".")
-            with os.fdopen(handle, "wb") as file:
-                file.write(picture.data)
-            Path(part).replace(path)
-        return name
+        with self.change():  # another process may have written pictures that no passage shows yet
+            shown = self._all("select distinct picture from passages")
+            return self.pictures.sweep({name for (name,) in shown})
 
     @property
     def revision(self) -> int:
@@ -325,9 +268,3 @@ def identity(title: str, passages: Sequence[Passage]) -> str:
         picture = passage.picture.digest if passage.picture else ""
         digest.update(json.dumps([*facts, picture]).encode())
     return digest.hexdigest()
-
-
-def _row(values: Sequence[Any]) -> Row:
-    *front, headings, page, near, context, chunks, search = values
-    pairs = [tuple(pair) for pair in json.loads(chunks)]
-    return Row._make([*front, json.loads(headings), page, near, context, pairs, search])
