@@ -13,13 +13,17 @@ FOLDER = Path(__file__).parent / "data" / "guide"
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a shelf; `split` where a needed fact is apart from its station's name."""
+    """A question about a shelf, and the (page, paragraph) pairs that its answer stands in.
+
+    `split` where a needed fact is apart from its station's name.
+    """
 
     shelf: str
     question: str
     answer: str
     kind: str
     split: bool
+    evidence: list[tuple[str, int]]
 
 
 def shelves(folder: Path = FOLDER) -> dict[str, list[Document]]:
@@ -31,4 +35,6 @@ def questions(folder: Path = FOLDER) -> list[Question]:
     """Read the questions."""
     fields = Question.__dataclass_fields__
     rows = json.loads((folder / "questions.json").read_text())
+    for row in rows:
+        row["evidence"] = [tuple(place) for place in row["evidence"]]
     return [Question(**{name: row[name] for name in fields}) for row in rows]

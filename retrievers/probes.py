@@ -73,16 +73,23 @@ def fused(
 
 
 def calibrate(search: Search) -> dict[str, float]:
-    """The weights of rankings that answer the collection's own probes best, the even ones first.
-
-    Keeps them with the collection; a ranking that knows nothing about it gets none.
-    """
+    """Keep with the collection the weights that answer its own probes best."""
     asked = probes(search.collection, 0)
-    names = [n for n, there in (("text", search.text), ("picture", search.pictures)) if there]
-    if not asked or not names:
-        search.collection.set_fact("weights", {})
+    chosen = choose([search.rankings(probe.question) for probe in asked], asked)
+    search.collection.set_fact("weights", chosen)
+    return chosen
+
+
+def choose(
+    rankings: Sequence[Mapping[str, Sequence[str]]], asked: Sequence[Probe]
+) -> dict[str, float]:
+    """The weights of rankings, against 1 for words, that answer probes best; even ones first.
+
+    A ranking that knows nothing gets none.
+    """
+    names = sorted({name for one in rankings for name in one} - {"words"})
+    if not names:
         return {}
-    rankings = [search.rankings(probe.question) for probe in asked]
     best, chosen = -1.0, {}
     even = sorted(
         itertools.product(STEPS, repeat=len(names)), key=lambda w: sum(abs(x - 1) for x in w)
@@ -92,5 +99,4 @@ def calibrate(search: Search) -> dict[str, float]:
         reached = score(fused(rankings, weights), asked).mrr
         if reached > best + 1e-3:
             best, chosen = reached, weights
-    search.collection.set_fact("weights", chosen)
     return chosen

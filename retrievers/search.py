@@ -71,7 +71,9 @@ class Search:
     ) -> list[Found]:
         """The best passages, best first; `only` names the rankings to use, by default all.
 
-        Each brings so many passages `around` it along; then those of a document stand together,
+        What several documents say alike is found once.
+
+        Each hit brings so many passages `around` it along; then those of a document stand together,
         in reading order.
         """
         rankings = self.rankings(question, picture)
@@ -79,14 +81,16 @@ class Search:
             rankings = {name: keys for name, keys in rankings.items() if name in only}
         weights = self.collection.fact("weights") or {}
         ranks = {name: {key: n for n, key in enumerate(keys, 1)} for name, keys in rankings.items()}
-        best = fuse(rankings, weights, count)
+        best = fuse(rankings, weights, 4 * count)
         rows = self.collection.get(key for key, _ in best)  # what was deleted meanwhile is left out
-        found = [
-            Found(rows[key], score, {name: r[key] for name, r in ranks.items() if key in r})
-            for key, score in best
-            if key in rows
-        ]
-        return self._with_neighbours(found, around) if around else found
+        found: dict[tuple[str, ...], Found] = {}  # by content: pages repeat their menus and icons
+        for key, score in best:
+            if key in rows and len(found) < count:
+                says = tuple(digest for digest, _ in rows[key].chunks)
+                where = {name: places[key] for name, places in ranks.items() if key in places}
+                found.setdefault(says, Found(rows[key], score, where))
+        hits = list(found.values())
+        return self._with_neighbours(hits, around) if around else hits
 
     def rankings(self, question: str = "", picture: Picture | None = None) -> dict[str, list[str]]:
         """Each retriever's passages, best first."""

@@ -89,6 +89,19 @@ def test_the_guides_pictures_are_found_by_what_they_show(shelf):
         assert f"{row['evidence'][0][0]}.md" in names
 
 
+def test_what_pages_repeat_is_found_once(tmp_path, text_model, make_engine):
+    documents = tmp_path / "docs"
+    documents.mkdir()
+    for name in "abc":
+        (documents / f"{name}.md").write_text(f"menu of amber\n\namber page {name}")
+    index = Index.build(
+        documents, tmp_path / "index", engine=make_engine(text_model), options=Options(0)
+    )
+    said = [found.row.text for found in index.retrieve("menu amber page")]
+    assert sorted(said) == ["amber page a", "amber page b", "amber page c", "menu of amber"]
+    assert len(index.retrieve("menu amber page", count=2)) == 2
+
+
 def test_neighbours_come_along_in_reading_order(shelf):
     best = shelf.retrieve("who keeps larkmouth?", count=3)
     wider = shelf.retrieve("who keeps larkmouth?", count=3, around=1)
