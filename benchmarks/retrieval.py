@@ -1,8 +1,8 @@
 """How well passages are found: python benchmarks/retrieval.py [PATH...] [--text-embedder NAME].
 
 Indexes folders without caches and asks for figures by their captions and for sections by their
-titles; without a folder, the bundled guide, and its own questions. Weights are chosen on one half
-of the questions, the table is of the other.
+titles; without a folder, fresh shelves like the bundled guide's, and their questions. Weights are
+chosen on one half of the questions, the table is of the other.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from time import perf_counter
 from rich.table import Table
 
 from mpic_rag import guide
+from mpic_rag.data.make_guide import write
 from mpic_rag.engine import Engine
 from mpic_rag.index import NONE, Index
 from mpic_rag.indexing.build import Options
@@ -27,6 +28,7 @@ from mpic_rag.retrievers.embedders import BUNDLED_CLIP
 from mpic_rag.retrievers.probes import Probe, choose, fused, probes, score
 from mpic_rag.store import Store
 
+SHELVES = 30  # of 15 questions each
 Row = dict[str, object]
 Rankings = Mapping[str, Sequence[str]]
 
@@ -65,11 +67,11 @@ def measure(
     return rows
 
 
-def measure_guide(indexes: dict[str, Index]) -> list[Row]:
-    """The guide's own questions, each to its shelf; the even ones choose the weights."""
+def measure_guide(folder: Path, indexes: dict[str, Index]) -> list[Row]:
+    """A guide's own questions, each to its shelf; the even ones choose the weights."""
     halves: tuple[list[Probe], list[Probe]] = ([], [])
     shelf_of: dict[Probe, str] = {}
-    for number, question in enumerate(guide.questions()):
+    for number, question in enumerate(guide.questions(folder)):
         collection = indexes[question.shelf].collection
         pages = {Path(path).stem: document for document, path in collection.paths().items()}
         wanted = {(pages[page], place) for page, place in question.evidence}
@@ -94,7 +96,10 @@ def main() -> None:
     args = parser.parse_args(with_json_target(sys.argv[1:]))
     with tempfile.TemporaryDirectory() as folder, progress_bars() as told:
         engine = Engine(Model.load(args.model), Store(Path(folder) / "caches"))
-        shelves = [(path.name, [path]) for path in sorted(guide.FOLDER.glob("shelf-*"))]
+        fresh = Path(folder) / "guide"
+        if not args.paths:
+            write(fresh, 3 if args.quick else SHELVES, seed=91)
+        shelves = [(path.name, [path]) for path in sorted(fresh.glob("shelf-*"))]
         indexes, reports = {}, []
         began = perf_counter()
         for name, paths in [("all", args.paths)] if args.paths else shelves:
@@ -115,7 +120,7 @@ def main() -> None:
             halves = [probes(search.collection, half, limit) for half in (0, 1)]
             rows = measure(*halves, lambda probe: search.rankings(probe.question))
         else:
-            rows = measure_guide(indexes)
+            rows = measure_guide(fresh, indexes)
         size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
     about = {
         "what": "index",

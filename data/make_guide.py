@@ -50,16 +50,12 @@ def pick(shelf: Shelf) -> list[Question]:
     return chosen
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "guide")
-    parser.add_argument("--seed", type=int, default=7)
-    args = parser.parse_args()
+def write(out: Path, shelves: int = SHELVES, seed: int = 7) -> None:
+    """A collection of so many shelves with its `questions.json`."""
     questions = []
-    for number in range(1, SHELVES + 1):
-        shelf = make_shelf(random.Random(args.seed * 1000 + number))
-        folder = args.out / f"shelf-{number}"
+    for number in range(1, shelves + 1):
+        shelf = make_shelf(random.Random(seed * 1000 + number))
+        folder = out / f"shelf-{number}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for page in shelf.pages:
@@ -69,7 +65,16 @@ def main() -> None:
             entry = {"shelf": folder.name, "question": q.text, "answer": q.answer, "kind": q.kind}
             questions.append({**entry, "split": q.split, "evidence": evidence})
     text = ",\n".join(json.dumps(q) for q in questions)
-    (args.out / "questions.json").write_text(f"[\n{text}\n]\n")
+    (out / "questions.json").write_text(f"[\n{text}\n]\n")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "guide")
+    parser.add_argument("--seed", type=int, default=7)
+    args = parser.parse_args()
+    write(args.out, seed=args.seed)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Trains the bundled picture retriever: python data/train_clip.py [--out data/clip] [--steps 700].
+"""Trains the bundled picture retriever: python data/train_clip.py [--out data/clip] [--steps 4000].
 
 A small open_clip model that tells the world's signs and charts apart, for the demo and the tests
-only; about 5 minutes on 2 cores.
+only; about 30 minutes on 2 cores.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=HERE / "clip")
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     rng = random.Random(args.seed)
