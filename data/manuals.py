@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import re
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ DOCS = Path("/usr/share/doc")
 HANDBOOK = DOCS / "debian-handbook/html/en-US"
 PDFS = ("debian-policy/policy.pdf.gz", "debian-policy/fhs/fhs-3.0.pdf.gz")
 PAGES = 200
+_SHOWN = re.compile(r'src="(images/[^"]+)"')
 
 
 def copy(out: Path, pages: int = PAGES) -> None:
@@ -23,10 +25,11 @@ def copy(out: Path, pages: int = PAGES) -> None:
     found = sorted(GIMP.glob("*.html"))
     if not found:
         raise FileNotFoundError(f"{GIMP} is not there: `make manuals` installs it")
-    (out / "gimp").mkdir(parents=True)
     for page in found[:: max(1, len(found) // pages)]:
-        shutil.copy(page, out / "gimp")
-    shutil.copytree(GIMP / "images", out / "gimp/images")
+        shown = _SHOWN.findall(page.read_text())
+        for name in [page.name, *(picture for picture in shown if (GIMP / picture).is_file())]:
+            (out / "gimp" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(GIMP / name, out / "gimp" / name)
     if HANDBOOK.is_dir():
         shutil.copytree(HANDBOOK, out / "handbook", ignore_dangling_symlinks=True)
     for packed in PDFS:

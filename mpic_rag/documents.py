@@ -54,6 +54,7 @@ class Picture:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
+                warnings.filterwarnings("ignore", "Palette images with Transparency")
                 with Image.open(io.BytesIO(self.data), formats=_FORMATS) as image:
                     return ImageOps.exif_transpose(image).convert("RGB")
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,8 @@ from mpic_rag.retrievers.vectors import Vectors
 from mpic_rag.retrievers.words import Words
 
 DEPTH = 50  # how far down each ranking is fused
-BATCH = 32
+TEXTS, PICTURES = 256, 32  # embedded at once
+SAVE_EVERY = 30.0  # seconds
 Progress = Callable[[str, int, int], None]
 
 
@@ -49,7 +51,9 @@ class Search:
         rows = self.collection.rows()
         if self.text:
             texts = {row.id: row.search for row in rows}
-            self._embed(self.text.name, texts, self.text.documents, "Embedding texts", progress)
+            self._embed(
+                self.text.name, texts, self.text.documents, TEXTS, "Embedding texts", progress
+            )
         if self.pictures:
             shown = {row.picture: row.picture for row in rows if row.picture}
 
@@ -59,7 +63,7 @@ class Search:
                     [self.collection.pictures.load(name) for name in names]
                 )
 
-            self._embed(self.pictures.name, shown, embed, "Embedding pictures", progress)
+            self._embed(self.pictures.name, shown, embed, PICTURES, "Embedding pictures", progress)
 
     def search(
         self,
@@ -153,6 +157,7 @@ class Search:
         name: str,
         wanted: dict[str, str],
         embed: Callable[[Sequence[str]], np.ndarray],
+        batch: int,
         what: str,
         progress: Progress,
     ) -> None:
@@ -163,15 +168,17 @@ class Search:
         gone = [key for key in vectors if key not in wanted] if vectors else []
         changed = bool(vectors and vectors.remove(gone))
         missing = [key for key in wanted if not vectors or key not in vectors]
-        for start in range(0, len(missing), BATCH):
+        saved = monotonic()
+        for start in range(0, len(missing), batch):
             progress(what, start, len(missing))
-            keys = missing[start : start + BATCH]
+            keys = missing[start : start + batch]
             matrix = embed([wanted[key] for key in keys])
             vectors = vectors or Vectors(matrix.shape[1])
             vectors.add(keys, matrix)
             changed = True
-            if start // BATCH % 20 == 19:
+            if monotonic() > saved + SAVE_EVERY:
                 vectors.save(self._path(name))
+                saved = monotonic()
         if vectors and changed:
             vectors.save(self._path(name))
         progress(what, len(missing), len(missing))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ import numpy as np
 import Stemmer
 from bm25s.stopwords import STOPWORDS_EN_PLUS
 
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # which it sets to DEBUG
 _WORD = re.compile(r"\w+")
 _COMMON = frozenset(STOPWORDS_EN_PLUS)
 

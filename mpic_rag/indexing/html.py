@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 
-from bs4 import BeautifulSoup
+from bs4 import BeautifulSoup, XMLParsedAsHTMLWarning
 from bs4.element import Comment, NavigableString, PreformattedString, Tag
 
 from mpic_rag.indexing.blocks import Block, Content, squeezed
@@ -27,7 +28,9 @@ _HEADINGS = {f"h{n}": n for n in range(1, 7)}
 
 def read_html(text: str | bytes, folder: Path, root: Path) -> Content:
     """Read a page; pictures come from files below `root`, captions stand before their pictures."""
-    soup = BeautifulSoup(text, "lxml")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)  # XHTML is read as browsers do
+        soup = BeautifulSoup(text, "lxml")
     reader = _Reader(folder, root)
     if soup.title:
         reader.content.title = squeezed(soup.title.get_text())
