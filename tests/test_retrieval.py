@@ -156,7 +156,7 @@ def test_a_ranking_that_knows_nothing_gets_no_weight():
     asked = [Probe("section", str(n), frozenset([str(n)])) for n in range(20)]
     harmless = [{"words": [str(n), "x"], "picture": ["y", "z"]} for n in range(20)]
     assert choose(harmless, asked) == {"words": 1.0, "picture": 1.0}
-    harmful = [{"words": ["x", str(n)], "picture": ["x", "y", "z"]} for n in range(20)]
+    harmful = [{"words": [str(n), "x"], "picture": ["x", "y"]} for n in range(20)]
     assert choose(harmful, asked)["picture"] == 0.0
     assert choose([{"words": []}], asked[:1]) == {}
 
