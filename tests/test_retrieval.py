@@ -38,6 +38,20 @@ def test_fusion_is_by_rank():
     assert fuse({}, {}, 3) == []
 
 
+def test_the_first_of_each_ranking_is_among_the_first_five():
+    rankings = {"words": list("abcdefgh"), "picture": ["x", "a"], "text": ["y"]}
+
+    def order(count, **weights):
+        found = fuse(rankings, weights, count)
+        assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
+        return "".join(key for key, _ in found)
+
+    assert order(9, picture=0.1, text=0.1) == "abcxydefg"
+    assert order(5, picture=0.0, text=0.1) == "abcdy"
+    assert order(3, picture=0.1, text=0.1) == "abc"
+    assert order(3, picture=0.1) == "ayb"  # a text's weight is 1: it needs no help
+
+
 @pytest.fixture(scope="module")
 def clip():
     return ClipEmbedder()
