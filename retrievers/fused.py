@@ -17,6 +17,8 @@ def fuse(
     what a picture shows. A ranking of weight 0 has no say.
     """
     told = {name: keys for name, keys in rankings.items() if keys and weights.get(name, 1.0) > 0}
+    if not told:
+        return []
     scores: dict[str, float] = {}
     for name, ranking in told.items():
         for rank, key in enumerate(ranking, 1):

@@ -35,7 +35,9 @@ def test_fusion_is_by_rank():
     rankings = {"words": ["a", "b", "c"], "text": ["c", "a"]}
     assert [k for k, _ in fuse(rankings, {}, 9)] == ["a", "c", "b"]
     assert [k for k, _ in fuse(rankings, {"text": 0.0}, 2)] == ["a", "b"]
-    assert fuse({}, {}, 3) == []
+    for silent in ({}, {"words": []}, {"words": [], "text": []}):
+        assert fuse(silent, {}, 3) == []
+    assert fuse({"words": ["a"]}, {"words": 0.0}, 3) == []  # nobody with a say found anything
 
 
 def test_the_first_of_each_ranking_is_among_the_first_five():
