@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -14,7 +14,22 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from mpic_rag.kernels.slot_attention import Block, slot_attention
 
 NAME = "mpic_rag"
+Watch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], None]
 _plan: ContextVar[Sequence[Block]] = ContextVar("plan")
+_watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
+
+
+@contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """Show `watch` each layer's queries, keys, values and scale before it attends by a plan.
+
+    Shapes as in `attend`; keys and values have fewer heads where queries share them.
+    """
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
 
 
 @contextmanager
@@ -43,8 +58,10 @@ def attend(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend by this thread's plan; query [1, heads, rows, dim], key and value of all slots."""
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if watch := _watch.get():
+        watch(query, key, value, scale)
     groups = query.shape[1] // key.shape[1]
     key, value = (repeat_kv(states, groups) for states in (key, value))
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     found = slot_attention(query, key, value, _plan.get(), scale)
     return found.transpose(1, 2).contiguous(), None

@@ -108,6 +108,24 @@ class LinkedCache(Cache):
         for n, layer in enumerate(self.layers):
             layer.fill = partial(fill, n)
 
+    def ready(self, layer: int) -> None:
+        """Wait for what is deferred of one layer."""
+        waiting = self.layers[layer]
+        if waiting.fill is not None:
+            waiting.fill()
+            waiting.fill = None
+
+    def first_layers(self, count: int, length: int) -> LinkedCache:
+        """Return a cache of the first layers, as large, with a copy of the first slots."""
+        _, _, heads, _, dim = self._keys.shape
+        cache = LinkedCache.allocate(
+            (count, heads, self.capacity, dim), self._keys.dtype, self._keys.device
+        )
+        cache._keys[:, :, :, :length] = self._keys[:count, :, :, :length]
+        cache._values[:, :, :, :length] = self._values[:count, :, :, :length]
+        cache.extend(length)
+        return cache
+
     def truncate(self, length: int) -> None:
         """Forget the slots from `length` on."""
         for layer in self.layers:

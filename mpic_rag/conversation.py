@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -94,6 +95,32 @@ class Conversation:
         rule = Selector.parse(selector or self.engine.selector)
         return Stream(self, (*chunks, *parts), rule, max_tokens, sampling)
 
+    def score(
+        self,
+        question: str | Content,
+        chunks: Sequence[Chunk],
+        answer: Sequence[int],
+        selector: str | None = None,
+    ) -> tuple[torch.Tensor, Report]:
+        """Log-probabilities [answer, vocabulary] at each token of a given answer, in one pass.
+
+        Row n is what the model says behind the prompt and the answer's first n tokens. Raises what
+        `stream` raises.
+        """
+        if not answer:
+            raise ValueError("the answer to score is empty")
+        stream = self.stream(question, chunks, selector=selector, max_tokens=len(answer))
+        with self._prefilled(stream) as (watch, hidden):
+            watch.token()
+            model = self.engine.model
+            self.answer = list(answer)
+            with model.lock, torch.inference_mode():
+                if len(answer) > 1:
+                    self._unseen = list(answer[:-1])
+                    hidden = torch.cat([hidden, self._extend()])
+                self._unseen = [answer[-1]]
+                return model.logits(hidden).log_softmax(-1), stream.report
+
     def _items(self, content: Content) -> list[Item]:
         """All that stands behind the opening and isn't in the cache, in order."""
         items: list[Item] = []
@@ -106,6 +133,12 @@ class Conversation:
         return [*items, *content, self.template.suffix]
 
     def _turn(self, stream: Stream) -> Generator[str, None, None]:
+        with self._prefilled(stream) as (watch, hidden):
+            yield from self._decode(stream, watch, hidden)
+
+    @contextmanager
+    def _prefilled(self, stream: Stream) -> Iterator[tuple[Stopwatch, torch.Tensor]]:
+        """All that comes before a turn's first token, and what comes behind its last."""
         if self._busy:
             raise RuntimeError("the last answer of this conversation is still being streamed")
         self._busy = True
@@ -126,7 +159,7 @@ class Conversation:
                 retrieval.abandon()
                 raise
             try:
-                yield from self._decode(stream, watch, hidden)
+                yield watch, hidden
             finally:
                 retrieval.settle()
         finally:
@@ -142,7 +175,7 @@ class Conversation:
         for n in range(stream.max_tokens):
             with model.lock, torch.inference_mode():
                 if n:
-                    hidden = self._step()
+                    hidden = self._extend()
                 token = sampler(model.logits(hidden))
             watch.token()
             if token in model.stop_ids:
@@ -202,14 +235,9 @@ class Conversation:
                 pieces, position = place(pieces, base, position)
                 link(model, cache, pieces)
             with watch.stage("select"):
-                rows = [
-                    rule.rows(piece.segment)
-                    if piece.reused
-                    else torch.ones(len(piece.segment)).bool()
-                    for piece in pieces
-                ]
+                rows, work = rule.choose(model, cache, pieces)
             with watch.stage("prefill"):
-                hidden = prefill(model, cache, pieces, rows)
+                hidden = prefill(model, cache, pieces, rows)[-1:]
         except BaseException:
             cache.truncate(base)
             raise
@@ -223,6 +251,7 @@ class Conversation:
             ],
         )
         report.cached_tokens = base
+        report.scored = work / model.work(torch.arange(total))
         report.fresh_tokens = total - base - report.chunk_tokens
         if not retrieval.loadings:
             computed = torch.cat([p.slots[row] for p, row in zip(pieces, rows, strict=True)])
@@ -246,14 +275,15 @@ class Conversation:
         text = self.system if isinstance(self.system, str) else None
         return *self.engine.start(text), ()
 
-    def _step(self) -> torch.Tensor:
-        """Run the newest token through the model; returns its hidden state [1, hidden]."""
+    def _extend(self) -> torch.Tensor:
+        """Run the answer's newest tokens through the model; returns hidden states [new, hidden]."""
         assert self.cache is not None
         model, cache, base = self.engine.model, self.cache, self.cache.length
         placed, after = place([Piece(model.text_segment(self._unseen))], base, self.position)
         try:
             link(model, cache, placed)
-            hidden = prefill(model, cache, placed, [torch.ones(1, dtype=torch.bool)])
+            rows = torch.ones(len(self._unseen), dtype=torch.bool)
+            hidden = prefill(model, cache, placed, [rows])
         except BaseException:  # an interrupt too: the conversation must stay usable
             cache.truncate(base)
             raise

@@ -16,6 +16,7 @@ from mpic_rag.compiler import Compiler, Mode, compute
 from mpic_rag.conversation import Answer, Conversation, Turn
 from mpic_rag.documents import Chunk, Content, Document
 from mpic_rag.model import Model
+from mpic_rag.report import Report
 from mpic_rag.segment import Segment
 from mpic_rag.selection import Selector
 from mpic_rag.store import Candidate, Entry, Found, Held, Library, Store, Stored, StoreError
@@ -76,6 +77,16 @@ class Engine:
     def ask(self, question: str | Content, chunks: Sequence[Chunk] = (), **kwargs: Any) -> Answer:
         """Answer one question; takes what `Conversation.stream` takes."""
         return self.conversation().ask(question, chunks, **kwargs)
+
+    def score(
+        self,
+        question: str | Content,
+        chunks: Sequence[Chunk],
+        answer: Sequence[int],
+        selector: str | None = None,
+    ) -> tuple[torch.Tensor, Report]:
+        """Log-probabilities of a given answer's tokens; as `Conversation.score`."""
+        return self.conversation().score(question, chunks, answer, selector)
 
     def drain(self) -> None:
         """Wait until chunks that were missing are stored; raises what went wrong there."""

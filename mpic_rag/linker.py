@@ -18,6 +18,7 @@ class Piece:
     """A segment of the prompt: its KV, if it is reused, and where it starts once placed.
 
     In place of `kv`, `layer` waits for one layer's keys and values, both [heads, tokens, dim].
+    `knows_more`: it was compiled behind something that this prompt lacks.
     """
 
     segment: Segment
@@ -25,6 +26,7 @@ class Piece:
     layer: Callable[[int], tuple[torch.Tensor, torch.Tensor]] | None = None
     slot: int = 0
     position: int = 0
+    knows_more: bool = False
 
     @property
     def reused(self) -> bool:
@@ -86,7 +88,7 @@ def _places(model: Model, pieces: Sequence[Piece]) -> tuple[torch.Tensor, ...]:
 def prefill(
     model: Model, cache: LinkedCache, pieces: Sequence[Piece], rows: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """One pass over the chosen rows of each piece; returns the last one's hidden state [1, hidden].
+    """One pass over the chosen rows of each piece; returns their hidden states [rows, hidden].
 
     Their fresh keys and values overwrite the cache; each sees all slots up to its own. Every
     slot of `pieces` must be either linked or chosen, and the last one chosen.
@@ -96,7 +98,7 @@ def prefill(
     slots = torch.cat([piece.slot + index for piece, index in chosen]).to(model.device)
     cache.scatter(slots)
     try:
-        hidden = model.forward(
+        return model.forward(
             torch.cat([model.embed(piece.segment, index) for piece, index in chosen]),
             torch.cat([piece.positions[:, index] for piece, index in chosen], dim=1),
             cache,
@@ -104,4 +106,3 @@ def prefill(
         )
     finally:
         cache.scatter(None)
-    return hidden[-1:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -262,6 +262,21 @@ class Model:
         finally:
             for hook in hooks:
                 hook.remove()
+
+    @staticmethod
+    def watched(watch: attention.Watch) -> AbstractContextManager[None]:
+        """Show `watch` what each layer attends with, in passes over some rows of a prompt."""
+        return attention.watched(watch)
+
+    @contextmanager
+    def only_layers(self, count: int) -> Iterator[None]:
+        """Let `forward` pass through the first layers only, while inside."""
+        layers = self.decoder.layers
+        self.decoder.layers = layers[:count]
+        try:
+            yield
+        finally:
+            self.decoder.layers = layers
 
     def _position_ids(self, positions: torch.Tensor) -> torch.Tensor:
         positions = positions.to(self.device)

@@ -34,7 +34,8 @@ class Report:
 
     `lookup` is hashing and naming, `load` reading entries, `render` tokens and vision features of
     what no entry gave; `later_s` has the seconds of each token after the first. `retrieve_s`, which
-    an index needs to find and pack its passages, comes before all that.
+    an index needs to find and pack its passages, comes before all that. `scored` is what choosing
+    tokens cost, as a share of a full prefill's work in the language model.
     """
 
     selector: str
@@ -46,6 +47,7 @@ class Report:
     cached_tokens: int = 0
     fresh_tokens: int = 0
     bytes_read: int = 0
+    scored: float = 0.0
 
     @property
     def chunk_tokens(self) -> int:

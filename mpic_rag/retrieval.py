@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -93,7 +94,8 @@ class Retrieval:
                 self.misses[i] = CHEAPER
                 continue
             try:
-                self.pieces[i] = self._piece(found)
+                knows_more = i in self._orphans and found.candidate.mode == "document"
+                self.pieces[i] = replace(self._piece(found), knows_more=knows_more)
             except (StoreError, OSError) as error:
                 self._fail(i, error)
         read = sum(entry.bytes_read for entry in self._opened if entry.tier == "disk")

@@ -106,6 +106,14 @@ def two_copies(model, prompt):
     each other; then a second copy of each chosen token. Fresh tokens and second copies see fresh
     tokens, second copies, and originals of tokens that were not chosen, at or before their slot.
     """
+    rows, place, mask, tags = lay_out(model, prompt)
+    logits = forward(model, embeddings(model, rows), place, mask)
+    fresh = [q for q, (group, *_) in enumerate(tags) if group is None]
+    return logits[sorted(fresh, key=lambda q: tags[q][3])]
+
+
+def lay_out(model, prompt):
+    """The sequence of `two_copies`: its rows, their positions, the mask, and a tag for each."""
     whole = [r for item in prompt for r in (item.own if isinstance(item, Reused) else item)]
     where = positions(model, whole)
     rows, place, tags = [], [], []  # a tag: (group or None for fresh, order or slot, visible)
@@ -139,6 +147,63 @@ def two_copies(model, prompt):
                 mask[q, k] = other == group and its_order <= order
             else:
                 mask[q, k] = visible and its_slot <= at
-    logits = forward(model, embeddings(model, rows), torch.stack(place, 1), mask)
-    fresh = [q for q, (group, *_) in enumerate(tags) if group is None]
-    return logits[sorted(fresh, key=lambda q: tags[q][3])]
+    return rows, torch.stack(place, 1), mask, tags
+
+
+def observed(model, rows, place, mask):
+    """Attention [layers, heads, rows, rows], keys after RoPE and values [layers, rows, width]."""
+    axes = place.shape[0]
+    before = model.network.config._attn_implementation
+    model.network.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            out = model.decoder(
+                inputs_embeds=embeddings(model, rows)[None],
+                position_ids=place[:, None] if axes > 1 else place,
+                attention_mask=torch.where(mask, 0.0, -torch.inf)[None, None],
+                use_cache=True,
+                output_attentions=True,
+            )
+    finally:
+        model.network.set_attn_implementation(before)
+    cached = out[1].layers
+    flat = [[states[0].transpose(0, 1).flatten(1) for states in (c.keys, c.values)] for c in cached]
+    keys, values = (torch.stack(side) for side in zip(*flat, strict=True))
+    return torch.stack([a[0] for a in out.attentions]), keys, values
+
+
+def originals(prompt, tags):
+    """For each reused chunk the rows of its own tokens in the sequence that `lay_out` makes."""
+    groups = [n for n, item in enumerate(prompt) if isinstance(item, Reused)]
+    ends = {n: [q for q, (group, *_) in enumerate(tags) if group == n] for n in groups}
+    return [ends[n][len(prompt[n].context) :] for n in groups]
+
+
+def question_scores(model, prompt):
+    """Per reused chunk its tokens' attention from the last item, times value norm, balanced."""
+    rows, place, mask, tags = lay_out(model, prompt)
+    attention, _, values = observed(model, rows, place, mask)
+    asked = len(prompt[-1])
+    mass = attention[:, :, -asked:].mean((1, 2))  # [layers, rows]
+    worth = (mass * values.norm(dim=-1)).mean(0)
+    parts = [worth[own] for own in originals(prompt, tags)]
+    mean = sum(part.mean() for part in parts) / len(parts)
+    return [part * (part.mean() / mean) for part in parts]
+
+
+def key_deviations(model, prompt):
+    """Per reused chunk how far its tokens' keys of the second layer are from full prefill's."""
+    rows, place, mask, tags = lay_out(model, prompt)
+    _, linked, _ = observed(model, rows, place, mask)
+    whole = [r for item in prompt for r in (item.own if isinstance(item, Reused) else item)]
+    causal = torch.ones(len(whole), len(whole), dtype=torch.bool).tril()
+    _, full, _ = observed(model, whole, positions(model, whole), causal)
+    parts, slot = [], 0
+    found = iter(originals(prompt, tags))
+    for item in prompt:
+        if isinstance(item, Reused):
+            own = next(found)
+            new = full[1, slot : slot + len(own)]
+            parts.append((new - linked[1, own]).square().sum(-1))
+        slot += len(item.own) if isinstance(item, Reused) else len(item)
+    return parts

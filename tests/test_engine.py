@@ -229,8 +229,8 @@ def test_an_empty_question(engine, question):
 
 
 def test_bad_arguments(engine, make_engine, text_model):
-    for selector in ("best", "epic:0", "epic:x", "none:3", ""):
-        with pytest.raises(ValueError, match=r"selector|number|choose"):
+    for selector in ("best", "epic:0", "epic:x", "none:3", "query:0%", "random:101%", ""):
+        with pytest.raises(ValueError, match=r"selector|number|choose|share"):
             engine.ask("q", selector=selector or "?")
     with pytest.raises(ValueError, match="max_tokens"):
         engine.ask("q", max_tokens=0)

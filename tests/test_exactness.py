@@ -5,8 +5,10 @@ import pytest
 import torch
 from helpers import key
 from oracles import Reused
+from tiny import picture
 
 from mpic_rag import Chunk
+from mpic_rag.linker import Piece
 from mpic_rag.selection import Selector
 
 TOLERANCE = 1e-4
@@ -93,6 +95,76 @@ def test_reuse_is_the_two_copies_oracle(
     assert all(chunk.hit for chunk in answer.report.chunks)
 
 
+@pytest.mark.parametrize("mode", ["document", "isolated", "bare"])
+@pytest.mark.parametrize("selector", ["query:20%", "deviation:12"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_scored_reuse_is_the_two_copies_oracle(
+    model, shelf, make_engine, monkeypatch, mode, selector, order
+):
+    """Scores, the tokens that they choose and what comes of these, from eager passes alone."""
+    engine = make_engine(model, mode=mode)
+    engine.compile(shelf)
+    chunks = [shelf[d].chunks[c] for d, c in ORDERS[order]]
+    answer, logits = run(engine, QUESTION, chunks, selector, monkeypatch)
+
+    prompt = [oracles.plain(model.codec.template().prefix)]
+    for d, c in ORDERS[order]:
+        own = oracles.encode(model, shelf[d].chunks[c].parts, "\n")
+        prompt.append(Reused(compiled_behind(engine, shelf[d], c, mode), own, [False] * len(own)))
+    asked = [*oracles.encode(model, [QUESTION]), *oracles.plain(model.codec.template().suffix)]
+    rule = oracles.question_scores if selector.startswith("query") else oracles.key_deviations
+    scores = rule(model, [*prompt, asked])
+    left_alone = set()
+    if mode == "document":
+        places = ORDERS[order]
+        left_alone = {n for n, (d, c) in enumerate(places) if c and (d, c - 1) not in places[:n]}
+    number = selector.partition(":")[2]
+    total = sum(map(len, scores))
+    budget = round(int(number[:-1]) / 100 * total) if number[-1] == "%" else int(number)
+    ranked = sorted(
+        (
+            (-float(score), n, m)
+            for n, some in enumerate(scores)
+            for m, score in enumerate(some)
+            if n not in left_alone
+        ),
+    )
+    for _, n, m in ranked[:budget]:
+        prompt[1 + n].chosen[m] = True
+    prompt.append(fresh_end(engine, QUESTION, answer))
+    expected = oracles.two_copies(model, prompt)[-STEPS:]
+    assert (logits - expected).abs().max() < TOLERANCE
+    assert answer.report.recomputed_tokens == len(ranked[:budget])
+    assert (answer.report.scored > 0) == bool(ranked[:budget])
+
+
+def test_random_choice_keeps_its_budget_and_repeats(model, shelf, make_engine, monkeypatch):
+    engine = make_engine(model)
+    engine.compile(shelf)
+    chunks = [chunk for document in shelf for chunk in document.chunks]
+    runs = [run(engine, QUESTION, chunks, "random:25%", monkeypatch) for _ in range(2)]
+    assert torch.equal(runs[0][1], runs[1][1])
+    report = runs[0][0].report
+    assert report.recomputed_tokens == round(0.25 * report.chunk_tokens)
+    other, _ = run(engine, "why?", chunks, "random:25%", monkeypatch)
+    assert [c.recomputed for c in other.report.chunks] != [c.recomputed for c in report.chunks]
+
+
+@pytest.mark.parametrize("selector", ["none", "full", "query:20%"])
+def test_scoring_an_answer_is_stepping_through_it(model, shelf, make_engine, monkeypatch, selector):
+    engine = make_engine(model)
+    engine.compile(shelf)
+    chunks = [shelf[1].chunks[1], shelf[0].chunks[2]]
+    answer, logits = run(engine, QUESTION, chunks, selector, monkeypatch)
+    scored, report = engine.score(QUESTION, chunks, answer.ids, selector)
+    assert (scored - logits.log_softmax(-1)).abs().max() < TOLERANCE
+    assert report.recomputed_tokens == answer.report.recomputed_tokens
+    one, _ = engine.score(QUESTION, chunks, answer.ids[:1], selector)
+    assert (one - scored[:1]).abs().max() < TOLERANCE
+    with pytest.raises(ValueError, match="empty"):
+        engine.score(QUESTION, chunks, (), selector)
+
+
 def chosen(own, selector):
     """The rule of each selector, written from its definition."""
     name, _, k = selector.partition(":")
@@ -152,10 +224,10 @@ def test_full_recompute_oracles_agree(model, shelf):
     assert (copies - full).abs().max() < TOLERANCE
 
 
-def test_selectors_on_a_known_segment(model, shelf):
-    if model.family.markers is None:
-        pytest.skip("a text model has no pictures")
-    segment = model.segments([shelf[1].chunks[1].parts])[0]
-    rows = Selector.parse("first_k:1").rows(segment)
+def test_first_k_on_a_known_segment(vision_model):
+    small, large = picture((56, 28), "red"), picture((56, 84), "blue")
+    segment = vision_model.segments([["see", small, large]])[0]
+    piece = Piece(segment, layer=lambda n: None)
+    (rows,) = Selector.parse("first_k:1").choose(vision_model, None, [piece]).rows
     assert rows[segment.images == 0].all()
     assert rows[segment.images > 0].sum() == 2
