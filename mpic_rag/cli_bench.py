@@ -17,11 +17,13 @@ from mpic_rag import guide
 from mpic_rag.bench import int8 as int8_
 from mpic_rag.bench import places
 from mpic_rag.bench import store as store_
+from mpic_rag.cli_quality import quality
 from mpic_rag.documents import Document
 from mpic_rag.model import BUNDLED, Model
 from mpic_rag.output import JsonOption, console, log, write_json
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure, on this machine.")
+bench_app.command("quality")(quality)
 
 
 @bench_app.callback()

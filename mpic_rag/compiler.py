@@ -19,6 +19,7 @@ from mpic_rag.store import Library
 
 FORMAT = 2
 Mode = Literal["document", "isolated", "bare"]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 class Compiler:
@@ -35,8 +36,8 @@ class Compiler:
         warmup: Sequence[Chunk] = (),
         int8: bool = False,
     ) -> None:
-        if mode not in get_args(Mode):
-            raise ValueError(f"there is no mode {mode!r}; choose from {', '.join(get_args(Mode))}")
+        if mode not in MODES:
+            raise ValueError(f"there is no mode {mode!r}; choose from {', '.join(MODES)}")
         self.model = model
         self.mode = mode
         bare = mode == "bare"

@@ -1,0 +1,1 @@
+"""How well linked caches answer, beside full prefill."""
