@@ -35,7 +35,7 @@ lint: install
 
 bench: install
 	$(BIN)/python benchmarks/ttft.py
-	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/mpic-rag bench quality
 	$(BIN)/mpic-rag bench store
 
 app:

@@ -77,7 +77,10 @@ def ask(
     int8: Int8Option = False,
     mode: ModeOption = "document",
     selector: Annotated[
-        str, typer.Option(help="Who is recomputed: full, encoder, none, first_k:K or epic:K.")
+        str,
+        typer.Option(
+            help="Which chunk tokens are computed again: none, query:10%, epic:8, full, ..."
+        ),
     ] = "none",
     top_k: Annotated[int, typer.Option(min=1, help="Passages to take from an index.")] = 8,
     around: Annotated[

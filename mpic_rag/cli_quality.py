@@ -57,9 +57,9 @@ def quality(
     methods = method or METHODS
     for one in methods:
         mode, _, selector = one.partition(", ")
-        Selector.parse(selector)
         if mode not in MODES:
             raise ValueError(f"{one!r} needs a mode of {', '.join(MODES)}, a comma, a selector")
+        Selector.parse(selector)
     if chunks % 2:
         raise ValueError("--chunks must be even: half are pictures, half texts")
     total = questions or (1000 if on == "world" else 120)

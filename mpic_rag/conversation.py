@@ -93,6 +93,8 @@ class Conversation:
         if max_tokens < 1:
             raise ValueError("max_tokens must be at least 1")
         rule = Selector.parse(selector or self.engine.selector)
+        if self.engine.fault and rule.reuses:
+            rule = Selector.parse("full")
         return Stream(self, (*chunks, *parts), rule, max_tokens, sampling)
 
     def score(

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from mpic_rag import selftest
 from mpic_rag.cache import LinkedCache
 from mpic_rag.compiler import Compiler, Mode, compute
 from mpic_rag.conversation import Answer, Conversation, Turn
@@ -43,6 +44,7 @@ class Engine:
         self.model = model
         self.store = store
         self.libraries = [*([store.static(owner)] if owner else []), store.dynamic]
+        self.fault = selftest.fault(model)
         self.selector = selector
         Selector.parse(selector)
         self.compiler = Compiler(model, mode, warmup, store.int8)
